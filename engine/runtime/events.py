@@ -1,0 +1,145 @@
+"""The values that cross the engine's border: requests go in, events come out.
+
+All are frozen and made of plain values, so any thread may hold them. A face
+never sees a tensor, a page or a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.settings import Sampling
+
+__all__ = [
+    "Delta",
+    "Done",
+    "Event",
+    "Failed",
+    "FinishReason",
+    "Message",
+    "Progress",
+    "Request",
+    "Started",
+    "TokenLogprob",
+    "Usage",
+]
+
+Role = Literal["system", "user", "assistant", "tool"]
+FinishReason = Literal["stop", "length", "context", "cancelled"]
+Stage = Literal["compile", "load", "queue", "prefill", "convert", "verify", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation, as a person or client wrote it."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer wanted.
+
+    prompt: messages (rendered with the model's chat template), a string
+        (tokenised as it stands, with the tokenizer's own BOS rule), or token ids.
+    logprobs: how many alternatives per token to report; None reports nothing.
+    stream: False withholds `Delta` events; the whole text comes with `Done`.
+    """
+
+    id: str
+    prompt: tuple[Message, ...] | str | tuple[int, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    stream: bool = True
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A drawn token and its likeliest rivals, natural logarithms of the raw model's probabilities."""
+
+    token_id: int
+    token_bytes: bytes
+    logprob: float
+    alternatives: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an answer took. Times in seconds on a monotonic clock."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+    @property
+    def decode_tps(self) -> float:
+        """Tokens per second after the first token; 0 when there is nothing to divide."""
+        return (self.completion_tokens - 1) / self.decode_s if self.completion_tokens > 1 and self.decode_s > 0 else 0.0
+
+    @property
+    def prefill_tps(self) -> float:
+        """Prompt tokens computed (not found in the cache) per second."""
+        computed = self.prompt_tokens - self.cached_tokens
+        return computed / self.prefill_s if self.prefill_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request left the queue; its prompt is known in tokens."""
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far long work has come. `done` of `total` in `unit`; total 0 when unknown."""
+
+    stage: Stage
+    done: int
+    total: int
+    unit: Literal["tokens", "bytes", "layers", "steps"] = "steps"
+    note: str = ""
+    request_id: str | None = None
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of an answer; never half a character, never part of a stop string."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An answer is complete (or cut, and `reason` says why). `text` is all of it."""
+
+    request_id: str
+    reason: FinishReason
+    text: str
+    usage: Usage
+    token_ids: tuple[int, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request, or a piece of work, ended in an error; the engine goes on."""
+
+    request_id: str | None
+    message: str
+    kind: str
+    text: str = ""
+
+
+Event = Started | Progress | Delta | Done | Failed

@@ -1,0 +1,234 @@
+"""Settings, each declared once: type, range, step, unit, description, default.
+
+Command-line flags, HTTP checks, sliders and the manual's tables are made from
+these models. Nothing here knows where a value is shown or stored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine.errors import SettingError
+
+__all__ = ["Conversion", "EngineSettings", "KvDtype", "LoadMode", "Sampling", "Tier", "checked"]
+
+KvDtype = Literal["int8", "f16"]
+LoadMode = Literal["mmap", "resident", "stream"]
+Tier = Literal["generic", "avx2", "avxvnni", "avx512vnni", "amx"]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+
+class Sampling(_Settings):
+    """How the next token is drawn.
+
+    Order: repetition, presence and frequency penalties, temperature, top-k,
+    top-p, min-p, typical-p; then one draw.
+    """
+
+    temperature: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=2,
+            title="Temperature",
+            description="0 always takes the likeliest token; higher varies more.",
+            json_schema_extra={"step": 0.05},
+        ),
+    ] = 0.7
+    top_k: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1000,
+            title="Top-k",
+            description="Draw among the k likeliest tokens only; 0 switches this off.",
+            json_schema_extra={"step": 1},
+        ),
+    ] = 40
+    top_p: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            title="Top-p",
+            description="Draw among the likeliest tokens that together reach this probability; 1 switches this off.",
+            json_schema_extra={"step": 0.01},
+        ),
+    ] = 0.9
+    min_p: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            title="Min-p",
+            description="Drop tokens less likely than this share of the likeliest; 0 switches this off.",
+            json_schema_extra={"step": 0.01},
+        ),
+    ] = 0.05
+    typical_p: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            title="Typical-p",
+            description="Keep tokens of typical surprise up to this probability; 1 switches this off.",
+            json_schema_extra={"step": 0.01, "advanced": True},
+        ),
+    ] = 1.0
+    repetition_penalty: Annotated[
+        float,
+        Field(
+            ge=0.1,
+            le=2,
+            title="Repetition penalty",
+            description="Above 1 makes tokens that already occurred less likely; 1 switches this off.",
+            json_schema_extra={"step": 0.01},
+        ),
+    ] = 1.05
+    repetition_window: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=4096,
+            title="Repetition window",
+            description="How many of the latest tokens the penalties look at; 0 looks at none.",
+            json_schema_extra={"step": 16, "unit": "tokens", "advanced": True},
+        ),
+    ] = 256
+    presence_penalty: Annotated[
+        float,
+        Field(
+            ge=-2,
+            le=2,
+            title="Presence penalty",
+            description="Lowers every token that occurred in the window by this much, once.",
+            json_schema_extra={"step": 0.05, "advanced": True},
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        Field(
+            ge=-2,
+            le=2,
+            title="Frequency penalty",
+            description="Lowers a token by this much for each time it occurred in the window.",
+            json_schema_extra={"step": 0.05, "advanced": True},
+        ),
+    ] = 0.0
+    max_tokens: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1_000_000,
+            title="Longest answer",
+            description="The answer ends after this many tokens.",
+            json_schema_extra={"step": 64, "unit": "tokens"},
+        ),
+    ] = 2048
+    seed: Annotated[
+        int,
+        Field(
+            ge=-1,
+            le=2**63 - 1,
+            title="Seed",
+            description="The same seed repeats the same answer; -1 takes a new one each time.",
+            json_schema_extra={"step": 1},
+        ),
+    ] = -1
+    stop: Annotated[
+        tuple[str, ...],
+        Field(
+            max_length=16,
+            title="Stop texts",
+            description="The answer ends before any of these texts; they are not shown.",
+            json_schema_extra={"advanced": True},
+        ),
+    ] = ()
+
+
+class EngineSettings(_Settings):
+    """What a loaded model gets of the machine."""
+
+    threads: Annotated[
+        int,
+        Field(ge=0, le=1024, title="CPU threads", description="0 uses every physical core this program may use."),
+    ] = 0
+    context: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10_000_000,
+            title="Context length",
+            description="Tokens a conversation can hold; 0 chooses what fits the memory.",
+            json_schema_extra={"unit": "tokens"},
+        ),
+    ] = 0
+    kv: Annotated[
+        KvDtype,
+        Field(title="KV cache precision", description="int8 needs half the memory of f16."),
+    ] = "int8"
+    tier: Annotated[
+        Tier | None,
+        Field(title="Instruction tier", description="Which CPU instructions to use; empty takes the best this CPU has."),
+    ] = None
+    load: Annotated[
+        LoadMode,
+        Field(title="Load mode", description="mmap starts at once; resident copies the weights into memory first."),
+    ] = "mmap"
+    max_batch_size: Annotated[
+        int,
+        Field(ge=1, le=256, title="Parallel answers", description="How many answers are computed together."),
+    ] = 4
+
+
+class Conversion(_Settings):
+    """How a model folder becomes a `.nook` file."""
+
+    bits: Annotated[
+        Literal[4, 8, 16],
+        Field(title="Bits", description="4 is smallest and fastest, 8 nearly lossless, 16 keeps the source's precision."),
+    ] = 4
+    group_size: Annotated[
+        Literal[32, 64, 128, 256],
+        Field(title="Group size", description="Weights that share one scale; smaller is more exact and larger on disk."),
+    ] = 32
+    keep: Annotated[
+        tuple[str, ...],
+        Field(title="Exceptions", description="PATTERN=q4|q8|f16|f32, the last match wins; tensor names as `inspect --tensors` shows."),
+    ] = ()
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def checked(model: type[Model], values: dict[str, Any], where: str = "") -> Model:
+    """`model(**values)`, or one sentence that names the field, its range and the value.
+
+    Raises:
+        SettingError: `temperature must be between 0 and 2, not 2.5`
+    """
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise SettingError(_sentence(model, error, where)) from None
+
+
+def _sentence(model: type[BaseModel], error: ValidationError, where: str) -> str:
+    first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else model.__name__
+    place = f" ({where})" if where else ""
+    if first["type"] == "extra_forbidden":
+        return f"{name}{place} is not a setting of {model.__name__}"
+    schema = model.model_json_schema()["properties"].get(name, {})
+    low, high = schema.get("minimum"), schema.get("maximum")
+    value = first.get("input")
+    if low is not None and high is not None:
+        return f"{name}{place} must be between {low} and {high}, not {value!r}"
+    if "enum" in schema:
+        return f"{name}{place} must be one of {', '.join(map(str, schema['enum']))}, not {value!r}"
+    return f"{name}{place}: {first['msg'][0].lower()}{first['msg'][1:]}, not {value!r}"
