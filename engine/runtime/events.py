@@ -7,6 +7,7 @@ never sees a tensor, a page or a sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from engine.settings import Sampling
@@ -17,6 +18,8 @@ __all__ = [
     "Event",
     "Failed",
     "FinishReason",
+    "Loaded",
+    "LoadedModel",
     "Message",
     "Progress",
     "Request",
@@ -140,6 +143,37 @@ class Failed:
     message: str
     kind: str
     text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What a face needs to know of the model that is loaded.
+
+    format: "int4, group 32". context: tokens a conversation can hold now;
+    model_context: tokens the model was made for. defaults: the model's own
+    generation settings where it has any, else ours.
+    """
+
+    path: Path
+    name: str
+    family: str
+    format: str
+    context: int
+    model_context: int
+    chat_template: bool
+    defaults: Sampling
+    weight_bytes: int
+    kv_bytes: int
+    tier: str
+    threads: int
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model is ready."""
+
+    model: LoadedModel
 
 
 Event = Started | Progress | Delta | Done | Failed

@@ -1,0 +1,50 @@
+"""Where Inglenook keeps its files; knows no file format.
+
+Everything lies where the operating system expects it, or under `data/` beside
+the program when a file named `portable` lies there (a USB stick, a shared PC).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from platformdirs import PlatformDirs
+
+__all__ = ["cache_folder", "data_folder", "library_folder", "log_folder", "program_folder"]
+
+_DIRS = PlatformDirs("Inglenook", appauthor=False, roaming=False)
+
+
+def program_folder() -> Path:
+    """The folder that holds the program: `main.py` from source, the executable when packaged."""
+    if getattr(sys, "frozen", False):
+        return Path(sys.executable).resolve().parent
+    return Path(__file__).resolve().parent.parent
+
+
+def data_folder() -> Path:
+    """Conversations and settings. Created when missing."""
+    return _made("", _DIRS.user_data_path)
+
+
+def cache_folder() -> Path:
+    """What can be made again: compiled kernels, snapshots. Created when missing."""
+    return _made("cache", _DIRS.user_cache_path)
+
+
+def log_folder() -> Path:
+    """Daily logs. Created when missing."""
+    return _made("logs", _DIRS.user_log_path)
+
+
+def library_folder() -> Path:
+    """Converted models. Created when missing."""
+    return _made("models", _DIRS.user_data_path / "models")
+
+
+def _made(name: str, usual: Path) -> Path:
+    program = program_folder()
+    folder = program / "data" / name if (program / "portable").is_file() else usual
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
