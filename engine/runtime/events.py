@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from engine.progress import Progress
 from engine.settings import Sampling
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
-Stage = Literal["compile", "load", "queue", "prefill", "convert", "verify", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +98,6 @@ class Started:
     request_id: str
     prompt_tokens: int
     cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far long work has come. `done` of `total` in `unit`; total 0 when unknown."""
-
-    stage: Stage
-    done: int
-    total: int
-    unit: Literal["tokens", "bytes", "layers", "steps"] = "steps"
-    note: str = ""
-    request_id: str | None = None
-    eta_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
