@@ -79,7 +79,9 @@ def cfg(**changes: Any) -> Config:
     return {key: value for key, value in (_BASE | changes).items() if not isinstance(value, EllipsisType)}
 
 
-def weights(config: Config, seed: int = 0, *, lm_head: bool = True, scale: float = 0.05) -> dict[str, NDArray[np.float32]]:
+def weights(
+    config: Config, seed: int = 0, *, lm_head: bool = True, scale: float = 0.05
+) -> dict[str, NDArray[np.float32]]:
     """Random float32 tensors under their Hugging Face names, shaped as `config` says.
 
     Matrices and biases are normal with deviation `scale`. Norms are near 1 but

@@ -1,0 +1,379 @@
+"""The commands. Each turns arguments into one call of the engine's face and its result into text or JSON."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from engine import __version__, api
+from engine.api import ModelReport
+from engine.cli.flags import with_settings
+from engine.cli.output import count_text, follow, note, size_text, table, write, write_json
+from engine.cli.talk import Session, answer_once, argument_text, converse, read_prompt
+from engine.errors import InputError
+from engine.settings import Conversion, EngineSettings, Sampling
+
+__all__ = ["app"]
+
+Json = Annotated[
+    bool, Parameter(name="--json", negative=(), show_default=False, help="Print one JSON object instead of text.")
+]
+ModelName = Annotated[
+    str,
+    Parameter(help="A .nook file, a name of the library, a GGUF file, a Hugging Face folder, or `starter`."),
+]
+
+app = App(
+    name="inglenook",
+    help="Chat with language models on this computer, without a graphics card or a network. "
+    "Without arguments the window opens.",
+    version=f"inglenook {__version__}",
+    version_flags=["--version"],
+    default_parameter=Parameter(negative_iterable=()),
+    result_action="return_value",
+    exit_on_error=False,
+    print_error=False,
+)
+library = App(name="models", help="List the converted models in the library, remove one, or show where one lies.")
+app.command(library)
+
+
+@app.command
+def inspect(
+    path: Annotated[str, Parameter(help="A model folder, a GGUF file or a .nook file.")],
+    /,
+    *,
+    tensors: Annotated[bool, Parameter(negative=(), show_default=False, help="List every tensor too.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Say what a model is, what converting it costs and what is wrong with it, without reading its weights."""
+    report = api.inspect(path, tensors=tensors)
+    if as_json:
+        write_json(report.to_json())
+    else:
+        write(_report_text(report))
+    return 0 if report.usable else InputError.exit_code
+
+
+@app.command
+@with_settings()
+def convert(
+    source: Annotated[str, Parameter(help="A Hugging Face folder or a GGUF file; it is only read.")],
+    /,
+    *,
+    out: Annotated[str, Parameter(name=["--out", "-o"], help="The .nook file to make.")],
+    resume: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Go on where an interrupted conversion stopped.")
+    ] = False,
+    as_json: Json = False,
+    conversion: Conversion,
+) -> None:
+    """Convert a model folder into one .nook file."""
+    began_s = time.monotonic()
+    follow(api.convert(source, out, conversion, resume=resume))
+    report = api.inspect(out)
+    seconds = time.monotonic() - began_s
+    if as_json:
+        write_json(
+            {
+                "path": str(report.path),
+                "bytes": report.disk_bytes,
+                "format": report.source_dtype,
+                "seconds": round(seconds, 3),
+            }
+        )
+    else:
+        write(f"{out}: {report.name}, {report.source_dtype}, {size_text(report.disk_bytes)}, made in {seconds:.0f} s\n")
+
+
+@app.command
+def verify(
+    file: Annotated[str, Parameter(help="A .nook file.")],
+    /,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Check every byte of a .nook file; a damaged tensor is named."""
+    follow(api.verify(file))
+    if as_json:
+        write_json({"path": file, "intact": True})
+    else:
+        write(f"{file}: every byte is as it was written\n")
+
+
+@app.command
+@with_settings(without=["max_batch_size"])
+def perplexity(
+    model: ModelName,
+    text: Annotated[str, Parameter(help="A UTF-8 text file.")],
+    /,
+    *,
+    context: Annotated[int, Parameter(help="Tokens the model sees at a time.")] = 512,
+    as_json: Json = False,
+    engine: EngineSettings,
+) -> None:
+    """Measure how well a model foresees a text; lower is better."""
+    result = follow(api.perplexity(model, _read_text(text), context=context, settings=engine)) or {}
+    if as_json:
+        write_json(result)
+    else:
+        write(f"perplexity {result['perplexity']:.4f} over {result['tokens']:,} tokens\n")
+
+
+@app.command
+@with_settings(without=["max_batch_size"])
+def run(
+    model: ModelName,
+    prompt: Annotated[str, Parameter(help="What to ask; - reads standard input.")],
+    /,
+    *,
+    raw: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Give the prompt to the model without its chat template.")
+    ] = False,
+    system: Annotated[str | None, Parameter(help="Instruction before the prompt.")] = None,
+    stream: Annotated[bool, Parameter(name="--stream", show_default=False, help="Write the text as it comes.")] = True,
+    as_json: Json = False,
+    sampling: Sampling,
+    engine: EngineSettings,
+) -> None:
+    """Answer one prompt."""
+    question = read_prompt(prompt)
+    instruction = None if system is None else argument_text(system)
+    with Session(model, engine) as session:
+        answer_once(session, question, sampling, raw=raw, system=instruction, stream=stream, as_json=as_json)
+
+
+@app.command
+@with_settings(without=["max_batch_size"])
+def chat(
+    model: ModelName,
+    /,
+    *,
+    system: Annotated[str | None, Parameter(help="Instruction before the conversation.")] = None,
+    sampling: Sampling,
+    engine: EngineSettings,
+) -> None:
+    """Talk with a model, line by line. /help lists what else can be typed."""
+    with Session(model, engine) as session:
+        converse(session, sampling, system=None if system is None else argument_text(system))
+
+
+@app.command
+@with_settings(without=["max_batch_size"])
+def bench(
+    model: ModelName,
+    /,
+    *,
+    prompt_tokens: Annotated[int, Parameter(help="Length of the prompt that is timed.")] = 512,
+    gen_tokens: Annotated[int, Parameter(help="Tokens generated after it.")] = 128,
+    depth: Annotated[int, Parameter(help="Tokens already in the context when decoding is timed.")] = 32,
+    batch: Annotated[int, Parameter(help="Answers computed together for the batch speed.")] = 8,
+    repeat: Annotated[int, Parameter(help="Runs; the median is reported.")] = 3,
+    as_json: Json = False,
+    engine: EngineSettings,
+) -> None:
+    """Measure the speed of a model on this computer."""
+    sizes = {"prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens, "depth": depth, "batch": batch, "repeat": repeat}
+    result = follow(api.bench(model, settings=engine, **sizes)) or {}
+    if as_json:
+        write_json(result)
+    else:
+        write(_bench_text(result))
+
+
+@app.command
+def diagnose(
+    *,
+    benchmark: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Measure the memory bandwidth too; takes seconds.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what this computer offers the engine."""
+    findings = api.diagnose(benchmark=benchmark)
+    if as_json:
+        write_json(findings)
+    else:
+        write(table(list(_flat(findings))))
+
+
+@library.default
+@library.command(name="list")
+def list_models(*, as_json: Json = False) -> None:
+    """List the converted models in the library."""
+    models = api.library_models()
+    if as_json:
+        write_json(
+            {
+                "folder": str(api.library_folder()),
+                "models": [
+                    {
+                        "name": model.name,
+                        "path": str(model.path),
+                        "family": model.family,
+                        "format": model.format,
+                        "parameters": model.parameters,
+                        "context": model.context,
+                        "disk_bytes": model.disk_bytes,
+                    }
+                    for model in models
+                ],
+            }
+        )
+    elif models:
+        rows = [("name", "format", "size", "context", "file")]
+        rows += [
+            (model.name, model.format, size_text(model.disk_bytes), f"{model.context:,}", str(model.path))
+            for model in models
+        ]
+        write(table(rows))
+    else:
+        folder = api.library_folder()
+        note(f"No model in {folder} yet: `inglenook convert FOLDER -o {folder / 'NAME.nook'}`")
+
+
+@library.command(name="remove")
+def remove_model(
+    name: Annotated[str, Parameter(help="A name that `inglenook models` lists.")],
+    /,
+    *,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=(), show_default=False, help="Do not ask.")] = False,
+) -> int:
+    """Delete a model of the library from disk. The folder it was made from stays."""
+    path = _library_path(name)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InputError(f"removing {name} needs --yes when nobody can be asked")
+        note(f"Delete {path} ({size_text(path.stat().st_size)})? [y/N]")
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            note("Kept.")
+            return 1
+    path.unlink()
+    write(f"{path} removed\n")
+    return 0
+
+
+@library.command(name="reveal")
+def reveal_model(
+    name: Annotated[
+        str | None, Parameter(help="A name that `inglenook models` lists; without it, the library.")
+    ] = None,
+    /,
+) -> None:
+    """Print where a model lies, and show it in the file manager when there is a screen."""
+    path = api.library_folder() if name is None else _library_path(name)
+    write(f"{path}\n")
+    _show_in_file_manager(path)
+
+
+def _library_path(name: str) -> Path:
+    known = {model.name: model.path for model in api.library_models()}
+    if name not in known:
+        names = ", ".join(sorted(known)) or "it is empty"
+        raise InputError(f"{name} is not in the library ({names})")
+    return known[name]
+
+
+def _show_in_file_manager(path: Path) -> None:
+    folder = path if path.is_dir() else path.parent
+    match sys.platform:
+        case "win32":
+            command = ["explorer", str(path) if path.is_dir() else f"/select,{path}"]
+        case "darwin":
+            command = ["open", str(path)] if path.is_dir() else ["open", "-R", str(path)]
+        case _:
+            command = ["xdg-open", str(folder)]
+    if sys.stdout.isatty():
+        # The path is printed; a machine without a file manager has nothing more to offer.
+        with suppress(OSError):
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+
+
+def _read_text(path: str) -> str:
+    """The whole of a text file.
+
+    Raises:
+        InputError: it cannot be read, or is not UTF-8
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 (at byte {error.start}); convert it first") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _report_text(report: ModelReport) -> str:
+    facts = [
+        ("family", report.family or "unknown"),
+        ("parameters", f"{count_text(report.parameters)} in {report.layers} layers of width {report.hidden:,}"),
+        ("context", f"{report.context:,} tokens"),
+        ("vocabulary", f"{report.vocab_size:,} tokens"),
+        ("stored as", f"{report.source_dtype}, {size_text(report.disk_bytes)}"),
+        ("chat template", "yes" if report.chat_template else "no"),
+        ("licence", report.licence or "not stated"),
+    ]
+    text = f"{report.name}: {report.path}\n\n{table(facts)}"
+    if report.sizes:
+        rows = [(size.label, size_text(size.file_bytes), f"{size.bits_per_weight:.2f}") for size in report.sizes]
+        text += "\n" + table([("converted to", "file", "bits per weight"), *rows])
+    if report.memory_bytes:
+        rows = [(f"{context:,}", size_text(needed), "") for context, needed in sorted(report.memory_bytes.items())]
+        text += "\n" + table([("context", "memory to run", ""), *rows])
+    if report.tensors:
+        tensors = [
+            (tensor.name, tensor.dtype, " x ".join(map(str, tensor.shape)), size_text(tensor.bytes))
+            for tensor in report.tensors
+        ]
+        text += "\n" + table([("tensor", "type", "shape", "size"), *tensors])
+    if report.problems:
+        problems = [("ERROR" if problem.fatal else "note", problem.sentence) for problem in report.problems]
+        text += "\n" + table(problems)
+    return text
+
+
+def _bench_text(result: dict[str, Any]) -> str:
+    rows = [
+        ("decode", f"{result['decode_tps']:.1f} tokens per second"),
+        ("prefill", f"{result['prefill_tps']:.1f} tokens per second"),
+        ("together", f"{result['batch_tps']:.1f} tokens per second"),
+        ("first token", f"{result['ttft_s']:.3f} s"),
+        ("load", f"{result['load_s']:.2f} s"),
+        ("memory", f"{size_text(result['peak_rss_bytes'])} at most"),
+        ("with", f"{result['threads']} threads, {result['tier']}, KV {result['kv_dtype']}"),
+    ]
+    return table(rows)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested findings as (dotted name, text) rows."""
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            rows += _flat(value, f"{name}.")
+        elif key.endswith("bytes") and isinstance(value, int):
+            rows.append((name, size_text(value)))
+        else:
+            rows.append((name, _finding_text(value)))
+    return rows
+
+
+def _finding_text(value: Any) -> str:
+    match value:
+        case None:
+            return "unknown"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.2f}"
+        case list() | tuple():
+            return ", ".join(map(_finding_text, value)) or "none"
+        case _:
+            return str(value)
