@@ -19,6 +19,8 @@ __version__ = "0.1.0"
 
 __all__ = ["AutoModel", "Engine", "convert", "inspect", "verify"]
 
+__version__ = "0.1.0"
+
 
 def __getattr__(name: str) -> Any:
     if name in __all__:

@@ -1,0 +1,1 @@
+"""Who runs, what is drawn, when it stops."""
