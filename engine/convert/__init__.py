@@ -1,0 +1,1 @@
+"""Strangers' model files become ours: reading, checking, quantising, writing."""

@@ -1,0 +1,1 @@
+"""What a model is: its specification, families, file and forward pass."""
