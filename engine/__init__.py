@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from engine.api import inspect as inspect
     from engine.api import verify as verify
 
-__version__ = "0.1.0"
-
 __all__ = ["AutoModel", "Engine", "convert", "inspect", "verify"]
 
 __version__ = "0.1.0"

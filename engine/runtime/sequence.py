@@ -1,0 +1,85 @@
+"""One conversation's tokens and pages while an answer is being made; knows no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.runtime.prefix import PublishedPage
+
+__all__ = ["Sequence", "State"]
+
+
+class State(Enum):
+    """WAITING -> RUNNING -> FINISHED, with PAUSED (pages given up, tokens kept) in between."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PAUSED = auto()
+    FINISHED = auto()
+
+
+class Sequence:
+    """Tokens so far and how many of them the cache holds.
+
+    ids[0 : prompt]            the prompt
+    ids[prompt : length]       the answer
+    ids[0 : computed]          have keys and values in `pages`
+    ids[0 : published * 64]    of which these are in pages that others may find
+
+    capacity: tokens that it can grow to.
+    """
+
+    __slots__ = (
+        "_ids",
+        "cached",
+        "computed",
+        "last_published",
+        "length",
+        "number",
+        "overtaken",
+        "pages",
+        "pauses",
+        "prompt",
+        "published",
+        "state",
+    )
+
+    def __init__(self, prompt: Iterable[int] | npt.NDArray[np.integer[Any]], capacity: int) -> None:
+        start = np.asarray(prompt if isinstance(prompt, np.ndarray) else list(prompt), np.int32)
+        self._ids = np.empty(max(capacity, start.size), np.int32)
+        self._ids[: start.size] = start
+        self.prompt = self.length = start.size
+        self.computed = 0
+        self.published = 0
+        self.cached = 0  # tokens that were found instead of computed when it first ran
+        self.pages: list[int] = []
+        self.last_published: PublishedPage | None = None
+        self.state = State.WAITING
+        self.number = -1  # order of arrival
+        self.pauses = 0
+        self.overtaken = 0  # how many younger ones ran before it
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """int32 (length,), a view: valid until the next `append`."""
+        return self._ids[: self.length]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose keys and values are still to be computed; at least 1 before each draw."""
+        return self.length - self.computed
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the answer so far."""
+        return self.length - self.prompt
+
+    def append(self, token: int) -> None:
+        """Take a drawn token."""
+        self._ids[self.length] = token
+        self.length += 1
