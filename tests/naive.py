@@ -1,0 +1,302 @@
+"""The engine's mathematics written to be read: numpy, one formula after another, no cleverness.
+
+Two kinds of twins. Plain functions compute in float64 what a result means;
+kernels may differ from them by float32 rounding. `canonical_*` functions make
+exactly the float32 roundings, in exactly the order, that every kernel must
+make; kernels must equal them to the bit.
+
+Imports no kernel. W (rows, cols) are weights, x (cols,) or (tokens, cols)
+activations; everything is row-major and unpadded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.quant import FORMATS, Codes, Packed
+from engine.models.spec import Activation, ModelSpec, RopeSpec
+
+Array = NDArray[Any]
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A weight matrix as codes; W = (code - zero) * scale * 2**exponent."""
+
+    codes: Codes
+    exponent: int
+    group: int
+
+    def weights(self) -> Float64:
+        """W, exactly."""
+        rows, cols = self.codes.codes.shape
+        W = np.empty((rows, cols))
+        for row in range(rows):
+            for start in range(0, cols, self.group):
+                span = slice(start, start + self.group)
+                code = self.codes.codes[row, span].astype(np.float64)
+                zero = 0.0 if self.codes.zeros is None else float(self.codes.zeros[row, start // self.group])
+                W[row, span] = (code - zero) * float(self.codes.scales[row, start // self.group])
+        return W * 2.0**self.exponent
+
+
+def quantised(W: Array, format_name: str, group: int) -> Quantised:
+    """W in the codes that the engine chooses for it."""
+    rows, cols = W.shape
+    layout = FORMATS[format_name].layout(rows, cols, group)
+    packed: Packed = FORMATS[format_name].pack(W.astype(np.float32), group)
+    return Quantised(layout.codes(packed.buffer), packed.exponent, group)
+
+
+# ---------------------------------------------------------------- products
+
+
+def quantise_activations(x: Float32, group: int) -> tuple[NDArray[np.int8], Float32, NDArray[np.int32]]:
+    """One token's x (cols,) as (int8 (cols,), float32 scales (groups,), int32 sums of the int8 (groups,)).
+
+    Canonical: largest / 127 and 127 / largest are float32 divisions, the product
+    with the latter is rounded to nearest even. A group of zeros, or of numbers
+    so small that 127 / largest overflows, counts as zeros.
+    """
+    groups = -(-x.size // group)
+    codes = np.zeros(groups * group, np.int8)
+    scales = np.zeros(groups, np.float32)
+    for index in range(groups):
+        part = x[index * group : (index + 1) * group].astype(np.float32)
+        largest = np.abs(part).max()
+        if largest < np.float32(2.0**-120):
+            continue
+        scales[index] = largest / np.float32(127)
+        codes[index * group : index * group + part.size] = np.rint(part * (np.float32(127) / largest))
+    sums = codes.reshape(groups, group).sum(axis=1, dtype=np.int32)
+    return codes[: x.size], scales, sums
+
+
+def linear(W: Array | Quantised, x: Array) -> Float64:
+    """W @ x for each token, (tokens, rows) from x (tokens, cols).
+
+    Quantised weights meet quantised activations, as in the engine; the sums
+    themselves are float64.
+    """
+    if not isinstance(W, Quantised):
+        return x.astype(np.float64) @ np.asarray(W, np.float64).T
+    dense = W.weights()
+    return np.stack([dense @ dequantised_activations(token.astype(np.float32), W.group) for token in x])
+
+
+def dequantised_activations(x: Float32, group: int) -> Float64:
+    """What is left of x (cols,) after quantisation."""
+    codes, scales, _ = quantise_activations(x, group)
+    return codes.astype(np.float64) * np.repeat(scales.astype(np.float64), group)[: x.size]
+
+
+def canonical_quantised_matvec(W: Quantised, x: Float32) -> Float32:
+    """The float32 numbers (rows,) that every q4 and q8 kernel returns for one token."""
+    codes, scales, sums = quantise_activations(x, W.group)
+    rows, cols = W.codes.codes.shape
+    total = np.zeros(rows, np.float32)
+    for index in range(scales.size):
+        span = slice(index * W.group, min((index + 1) * W.group, cols))
+        dot = W.codes.codes[:, span].astype(np.int32) @ codes[span].astype(np.int32)
+        if W.codes.zeros is not None:
+            dot -= W.codes.zeros[:, index].astype(np.int32) * sums[index]
+        scale = W.codes.scales[:, index].astype(np.float32) * scales[index]
+        total = fma(dot.astype(np.float32), scale, total)
+    return total * np.float32(2.0**W.exponent)
+
+
+def canonical_float_matvec(W: Float32, x: Float32) -> Float32:
+    """The float32 numbers (rows,) that every f16, bf16 and f32 kernel returns for one token; W as unpacked."""
+    chains = [np.zeros(W.shape[0], np.float32) for _ in range(4)]
+    for column in range(W.shape[1]):
+        chains[column % 4] = fma(W[:, column], x[column], chains[column % 4])
+    return (chains[0] + chains[1]) + (chains[2] + chains[3])
+
+
+def fma(a: Array, b: Array, c: Array) -> Float32:
+    """a * b + c of float32 numbers, rounded to float32 once.
+
+    The product is exact in float64. The sum is made odd where it is not exact
+    (its last bit says "there was more"), which keeps the second rounding, to
+    float32, from being a wrong one.
+    """
+    product = np.asarray(a, np.float64) * np.asarray(b, np.float64)
+    addend = np.asarray(c, np.float64)
+    total = np.asarray(product + addend)
+    part = total - product
+    lost = (product - (total - part)) + (addend - part)
+    bits = total.view(np.int64)
+    step = np.where((lost > 0) == (total > 0), 1, -1)
+    odd = np.where((lost != 0) & (bits & 1 == 0), bits + step, bits)
+    with np.errstate(over="ignore"):
+        return odd.view(np.float64).astype(np.float32)
+
+
+# ---------------------------------------------------------------- norms and activations
+
+
+def rms_norm(x: Array, weight: Array, epsilon: float) -> Float64:
+    """x / root mean square * weight over the last axis."""
+    x = x.astype(np.float64)
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon) * weight
+
+
+def canonical_rms_norm(x: Float32, weight: Float32, epsilon: float) -> Float32:
+    """The float32 numbers (cols,) that every kernel returns for one token."""
+    lanes = np.zeros(16, np.float32)
+    for start in range(0, x.size, 16):
+        part = x[start : start + 16]
+        lanes[: part.size] = fma(part, part, lanes[: part.size])
+    for half in (8, 4, 2, 1):
+        lanes = lanes[:half] + lanes[half : 2 * half]
+    mean = lanes[0] / np.float32(x.size) + np.float32(epsilon)
+    return (x * (np.float32(1) / np.sqrt(mean))) * weight
+
+
+def activate(kind: Activation, x: Array) -> Float64:
+    """The nonlinearity of a feed-forward layer."""
+    x = x.astype(np.float64)
+    match kind:
+        case "silu":
+            return x / (1 + np.exp(-x))
+        case "gelu":
+            return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+        case "gelu_tanh":
+            return x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+# ---------------------------------------------------------------- rotary positions
+
+
+def inverse_frequencies(rope: RopeSpec, length: int = 0) -> tuple[Float64, float]:
+    """(radians per position of each pair (dim / 2,), factor on cos and sin), by the formulas of the papers."""
+    pairs = np.arange(rope.dim // 2)
+    plain = rope.theta ** (-2.0 * pairs / rope.dim)
+    scaling = rope.scaling
+    if scaling is None:
+        return plain, 1.0
+    factor, context = scaling.factor, scaling.original_context
+    match scaling.kind:
+        case "linear":
+            return plain / factor, 1.0
+        case "dynamic":
+            stretch = factor * max(length, context) / context - (factor - 1)
+            return (rope.theta * stretch ** (rope.dim / (rope.dim - 2))) ** (-2.0 * pairs / rope.dim), 1.0
+        case "llama3":
+            turns = context * plain / (2 * np.pi)
+            keep = np.clip(
+                (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0, 1
+            )
+            return (1 - keep) * plain / factor + keep * plain, 1.0
+        case "yarn":
+            ends = [
+                rope.dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+                for turns in (scaling.beta_fast, scaling.beta_slow)
+            ]
+            low, high = (math.floor(ends[0]), math.ceil(ends[1])) if scaling.truncate else ends
+            low, high = max(low, 0), min(high, rope.dim - 1)
+            keep = 1 - np.clip((pairs - low) / ((high - low) or 0.001), 0, 1)
+            attention = scaling.attention_factor
+            if attention is None:
+                grow = [
+                    0.1 * m * math.log(factor) + 1 if factor > 1 else 1
+                    for m in (scaling.mscale, scaling.mscale_all_dim)
+                    if m
+                ]
+                attention = grow[0] / grow[1] if len(grow) == 2 else (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
+            return (1 - keep) * plain / factor + keep * plain, attention
+        case "longrope":
+            divide = np.array(scaling.long_factor if length > context else scaling.short_factor)
+            attention = scaling.attention_factor
+            if attention is None:
+                attention = math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0
+            return plain / divide, attention
+
+
+def rotate(x: Array, positions: Array, rope: RopeSpec, length: int = 0) -> Float64:
+    """Rotary embedding of x (tokens, heads, head_dim); entries from rope.dim on stay as they are."""
+    frequencies, factor = inverse_frequencies(rope, length)
+    angles = np.asarray(positions)[:, None, None] * frequencies
+    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    out = x.astype(np.float64).copy()
+    half = rope.dim // 2
+    first, second = (
+        (slice(0, rope.dim, 2), slice(1, rope.dim, 2)) if rope.interleaved else (slice(half), slice(half, rope.dim))
+    )
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., second] * cos + x[..., first] * sin
+    return out
+
+
+# ---------------------------------------------------------------- the decoder
+
+
+def attention(q: Array, k: Array, v: Array, scale: float, window: int | None = None) -> Float64:
+    """Causal attention: (tokens, heads, d) from q (tokens, heads, d) and k, v (keys, kv_heads, d).
+
+    The queries are the last tokens of the keys' sequence. Query head h reads
+    key head h // (heads / kv_heads). window: keys a query sees, its own
+    included.
+    """
+    tokens, heads, _ = q.shape
+    keys, kv_heads, _ = k.shape
+    out = np.empty(q.shape)
+    for token in range(tokens):
+        last = keys - tokens + token
+        first = 0 if window is None else max(0, last - window + 1)
+        for head in range(heads):
+            kv = head // (heads // kv_heads)
+            scores = k[first : last + 1, kv].astype(np.float64) @ q[token, head] * scale
+            weights = np.exp(scores - scores.max())
+            out[token, head] = weights @ v[first : last + 1, kv].astype(np.float64) / weights.sum()
+    return out
+
+
+def feed_forward(kind: Activation, gate_up: Array) -> Float64:
+    """activation(gate) * up, (tokens, intermediate) from (tokens, 2 * intermediate)."""
+    gate, up = np.split(gate_up, 2, axis=-1)
+    return activate(kind, gate) * up
+
+
+def forward(spec: ModelSpec, weights: Mapping[str, Any], ids: Any, rope_length: int = 0) -> Float64:
+    """Logits (tokens, vocab_size) of a whole prompt, in float64.
+
+    weights: name in our files -> array, or `Quantised` for a matrix whose
+        activations are quantised too
+    rope_length: what `inverse_frequencies` is asked for
+    """
+    positions = np.arange(len(ids))
+    embedding = weights["embedding"]
+    table = embedding.weights() if isinstance(embedding, Quantised) else np.asarray(embedding, np.float64)
+    x = table[np.asarray(ids)] * spec.embedding_scale  # (tokens, hidden)
+
+    def product(name: str, value: Array) -> Float64:
+        return linear(weights[name], value) + np.asarray(weights.get(name + ".bias", 0.0), np.float64)
+
+    for number, layer in enumerate(spec.layers):
+        name = f"layers.{number}."
+        how = layer.attention
+        normed = rms_norm(x, weights[name + "attention.norm"], spec.norm_epsilon)
+        qkv = product(name + "attention.qkv", normed).reshape(len(ids), -1, how.head_dim)
+        q, k, v = np.split(qkv, [how.heads, how.heads + how.kv_heads], axis=1)  # (tokens, heads, head_dim)
+        if how.qk_norm:
+            q = rms_norm(q, weights[name + "attention.q_norm"], spec.norm_epsilon)
+            k = rms_norm(k, weights[name + "attention.k_norm"], spec.norm_epsilon)
+        if how.rope is not None:
+            q = rotate(q, positions, how.rope, rope_length)
+            k = rotate(k, positions, how.rope, rope_length)
+        mixed = attention(q, k, v, how.scale, how.window)
+        x = x + product(name + "attention.out", mixed.reshape(len(ids), -1))
+        normed = rms_norm(x, weights[name + "feed_forward.norm"], spec.norm_epsilon)
+        inner = feed_forward(layer.feed_forward.activation, product(name + "feed_forward.gate_up", normed))
+        x = x + product(name + "feed_forward.down", inner)
+    x = rms_norm(x, weights["norm"], spec.norm_epsilon)
+    return product("embedding" if spec.tied_head else "head", x) * spec.logit_scale
