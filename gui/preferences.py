@@ -1,0 +1,155 @@
+"""What the user chose, kept as JSON of what differs from the default; knows no widget.
+
+A damaged file is set aside, never deleted, and the defaults are used.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from engine.errors import InglenookError
+from engine.settings import EngineSettings, Sampling, checked
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from PySide6.QtCore import QObject, QTimer, Signal
+
+__all__ = ["Preferences", "PreferencesFile"]
+
+_log = logging.getLogger(__name__)
+
+
+class Preferences(BaseModel):
+    """Everything the window remembers between two starts.
+
+    sampling: only what the user changed; the rest comes from the model.
+    loading: the model being loaded; still there at the next start when loading ended in a crash.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    language: Annotated[
+        Literal["system", "en", "zh_CN"],
+        Field(
+            title="Language",
+            description="The language of this window.",
+            json_schema_extra={"labels": {"system": "As the system", "en": "English", "zh_CN": "简体中文"}},
+        ),
+    ] = "system"
+    theme: Annotated[
+        Literal["system", "light", "dark"],
+        Field(
+            title="Theme",
+            description="Light or dark colours.",
+            json_schema_extra={"labels": {"system": "As the system", "light": "Light", "dark": "Dark"}},
+        ),
+    ] = "system"
+    text_size: Annotated[
+        int,
+        Field(
+            ge=80,
+            le=200,
+            title="Text size",
+            description="Size of all text, in per cent.",
+            json_schema_extra={"step": 10, "unit": "%"},
+        ),
+    ] = 100
+    send_on_enter: Annotated[
+        bool,
+        Field(
+            title="Send with Enter",
+            description="Enter sends and Shift+Enter starts a new line; off: Enter starts a new line and Ctrl+Enter sends.",
+        ),
+    ] = True
+    streaming: Annotated[
+        bool,
+        Field(title="Show the answer while it is written", description="Off: the answer appears when it is complete."),
+    ] = True
+    controls_open: bool = True
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    model: str = ""
+    loading: str = ""
+    geometry: str = ""
+
+    def sampling_over(self, defaults: Sampling) -> Sampling:
+        """The model's own values with the user's choices laid over them."""
+        return checked(Sampling, {**defaults.model_dump(), **self.sampling})
+
+
+class PreferencesFile(QObject):
+    """The preferences in force and the file that keeps them. `changed` says what they were before."""
+
+    changed = Signal(object)
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.notice = ""
+        self.values = self._read()
+        self._later = QTimer(self, singleShot=True, interval=300, timeout=self.save)
+
+    def change(self, **values: Any) -> None:
+        """Change some preferences, keep them, tell everybody."""
+        before = self.values
+        self.values = before.model_copy(update=values)
+        if self.values == before:
+            return
+        self._later.start()  # a slider being dragged is one write
+        self.changed.emit(before)
+
+    def _read(self) -> Preferences:
+        try:
+            text = self.path.read_text("utf-8")
+        except FileNotFoundError:
+            return Preferences()
+        except (OSError, UnicodeDecodeError) as error:
+            return self._set_aside(error)
+        try:
+            return _lenient(json.loads(text))
+        except (ValueError, RecursionError, InglenookError) as error:
+            return self._set_aside(error)
+
+    def _set_aside(self, error: Exception) -> Preferences:
+        _log.warning("preferences cannot be read: %s", error)
+        aside = self.path.with_suffix(".damaged.json")
+        try:
+            self.path.replace(aside)
+        except OSError:
+            aside = self.path
+        self.notice = str(aside)
+        return Preferences()
+
+    def save(self) -> None:
+        """Write the file now, whole or not at all."""
+        self._later.stop()
+        text = json.dumps(self.values.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False, indent=2)
+        temporary = self.path.with_suffix(".json.new")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        except OSError as error:
+            _log.warning("preferences cannot be written: %s", error)
+
+
+def _lenient(values: Any) -> Preferences:
+    """Preferences of a dictionary, where one value out of range costs that value alone."""
+    if not isinstance(values, dict):
+        raise ValueError("not an object")  # noqa: TRY004 (one kind for every unreadable file)
+    while True:
+        try:
+            # JSON has no tuples; strict models want them from Python, but take lists from JSON.
+            chosen = Preferences.model_validate_json(json.dumps(values))
+            chosen.sampling_over(Sampling())
+        except ValidationError as error:
+            values.pop(str(error.errors()[0]["loc"][0]))
+        except InglenookError:
+            values.pop("sampling")
+        else:
+            return chosen
+
