@@ -44,6 +44,7 @@ class Sequence:
         "overtaken",
         "pages",
         "pauses",
+        "private",
         "prompt",
         "published",
         "state",
@@ -56,9 +57,10 @@ class Sequence:
         self.prompt = self.length = start.size
         self.computed = 0
         self.published = 0
-        self.cached = 0  # tokens that were found instead of computed when it first ran
+        self.cached = 0  # prompt tokens that were found instead of computed; work repeated after a pause aside
         self.pages: list[int] = []
         self.last_published: PublishedPage | None = None
+        self.private = False  # a page's name was taken by other ids: this and later pages cannot be found by others
         self.state = State.WAITING
         self.number = -1  # order of arrival
         self.pauses = 0
