@@ -198,7 +198,7 @@ def start(command: list[str]) -> int:
 
 def say(sentence: str) -> None:
     """One step of the way."""
-    print(f"Inglenook: {sentence}.")
+    print(f"Inglenook: {sentence}")
 
 
 if __name__ == "__main__":

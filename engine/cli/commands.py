@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from cyclopts import App, Parameter
 
 from engine import __version__, api
 from engine.api import ModelReport
-from engine.cli.flags import with_settings
+from engine.cli.flags import whole_number, with_settings
 from engine.cli.output import count_text, follow, note, size_text, table, write, write_json
 from engine.cli.talk import Session, answer_once, argument_text, converse, read_prompt
 from engine.errors import InputError
@@ -29,6 +30,12 @@ ModelName = Annotated[
     Parameter(help="A .nook file, a name of the library, a GGUF file, a Hugging Face folder, or `starter`."),
 ]
 
+
+def _no_mistyped_option(_hint: Any, prompt: str) -> None:
+    if re.fullmatch(r"--?[A-Za-z][\w-]*(=.*)?", prompt):
+        raise ValueError("It looks like an option; a prompt like that can come by standard input (-).")
+
+
 app = App(
     name="inglenook",
     help="Chat with language models on this computer, without a graphics card or a network. "
@@ -39,6 +46,7 @@ app = App(
     result_action="return_value",
     exit_on_error=False,
     print_error=False,
+    suppress_keyboard_interrupt=False,
 )
 library = App(name="models", help="List the converted models in the library, remove one, or show where one lies.")
 app.command(library)
@@ -114,7 +122,7 @@ def perplexity(
     text: Annotated[str, Parameter(help="A UTF-8 text file.")],
     /,
     *,
-    context: Annotated[int, Parameter(help="Tokens the model sees at a time.")] = 512,
+    context: Annotated[int, Parameter(converter=whole_number, help="Tokens the model sees at a time.")] = 512,
     as_json: Json = False,
     engine: EngineSettings,
 ) -> None:
@@ -130,7 +138,12 @@ def perplexity(
 @with_settings(without=["max_batch_size"])
 def run(
     model: ModelName,
-    prompt: Annotated[str, Parameter(help="What to ask; - reads standard input.")],
+    prompt: Annotated[
+        str,
+        Parameter(
+            help="What to ask; - reads standard input.", allow_leading_hyphen=True, validator=_no_mistyped_option
+        ),
+    ],
     /,
     *,
     raw: Annotated[
@@ -170,11 +183,13 @@ def bench(
     model: ModelName,
     /,
     *,
-    prompt_tokens: Annotated[int, Parameter(help="Length of the prompt that is timed.")] = 512,
-    gen_tokens: Annotated[int, Parameter(help="Tokens generated after it.")] = 128,
-    depth: Annotated[int, Parameter(help="Tokens already in the context when decoding is timed.")] = 32,
-    batch: Annotated[int, Parameter(help="Answers computed together for the batch speed.")] = 8,
-    repeat: Annotated[int, Parameter(help="Runs; the median is reported.")] = 3,
+    prompt_tokens: Annotated[int, Parameter(converter=whole_number, help="Length of the prompt that is timed.")] = 512,
+    gen_tokens: Annotated[int, Parameter(converter=whole_number, help="Tokens generated after it.")] = 128,
+    depth: Annotated[
+        int, Parameter(converter=whole_number, help="Tokens already in the context when decoding is timed.")
+    ] = 32,
+    batch: Annotated[int, Parameter(converter=whole_number, help="Answers computed together for the batch speed.")] = 8,
+    repeat: Annotated[int, Parameter(converter=whole_number, help="Runs; the median is reported.")] = 3,
     as_json: Json = False,
     engine: EngineSettings,
 ) -> None:

@@ -32,8 +32,7 @@ _log = logging.getLogger("inglenook")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (`sys.argv` when None) and return the exit code; prints errors, never raises them."""
     _speak_utf8()
-    log_path = _log_to_file()
-    with _ended_by_sigterm():
+    with _logging_to_file() as log_path, _ended_by_sigterm():
         try:
             return _run(sys.argv[1:] if arguments is None else list(arguments))
         except BrokenPipeError:
@@ -77,7 +76,7 @@ def _reason(error: Exception) -> str:
         return "the memory is full"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return f"internal error ({type(error).__name__}: {error})"
+    return f"internal error ({': '.join(filter(None, (type(error).__name__, str(error))))})"
 
 
 def _speak_utf8() -> None:
@@ -91,16 +90,24 @@ def _speak_utf8() -> None:
             stream.reconfigure(encoding="utf-8", errors="replace")
 
 
-def _log_to_file() -> Path | None:
-    """Log beside the window's logs, a file a day for a week; None when the folder cannot be made."""
+@contextmanager
+def _logging_to_file() -> Iterator[Path | None]:
+    """Log beside the window's logs, a file a day for a week; gives None when the folder cannot be made."""
     try:
         path = api.log_folder() / "command-line.log"
     except OSError:
-        return None
+        yield None
+        return
     handler = TimedRotatingFileHandler(path, when="midnight", backupCount=7, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-    return path
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield path
+    finally:
+        root.removeHandler(handler)
+        handler.close()
 
 
 @contextmanager

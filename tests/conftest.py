@@ -1,0 +1,71 @@
+"""What every test stands on: no network, folders of its own, nothing left running."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+# Before anything imports Qt. An explicit QT_QPA_PLATFORM runs the same tests on a real screen.
+os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep a person's models, conversations and settings out of reach.
+
+    The cache outlives the run, under `.pytest_cache`: it holds the compiled
+    kernels, which are found by a hash of their sources.
+    """
+    cache = config.cache
+    assert cache is not None
+    for kind in ("CACHE", "CONFIG", "DATA", "STATE"):
+        os.environ[f"XDG_{kind}_HOME"] = str(cache.mkdir(f"inglenook-{kind.lower()}"))
+
+
+def _is_local(address: Any) -> bool:
+    if not isinstance(address, tuple):
+        return True  # a path: AF_UNIX
+    if address[0] == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(address[0]).is_loopback
+    except ValueError:
+        return False
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network() -> Iterator[None]:
+    """Connections beyond this computer fail the test that tries them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex"):
+            original = getattr(socket.socket, name)
+
+            def guarded(self: socket.socket, address: Any, original: Any = original) -> Any:
+                if not _is_local(address):
+                    raise AssertionError(f"a test tried to reach {address}")
+                return original(self, address)
+
+            patch.setattr(socket.socket, name, guarded)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    """A thread that a test starts must end with it."""
+    before = set(threading.enumerate())
+    yield
+    deadline_s = time.monotonic() + 3
+    while (left := _own_threads() - before) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not left, f"threads left running: {left}"
+
+
+def _own_threads() -> set[threading.Thread]:
+    # A dummy is Python's note that a foreign thread, one of Qt's, once called it; it never ends.
+    return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
