@@ -520,12 +520,9 @@ def test_progress_on_a_terminal_is_a_bar_that_goes_away(monkeypatch: pytest.Monk
     assert "[bold]" in terminal.getvalue()
 
 
-def test_commands_in_the_documents_parse() -> None:
-    seen = 0
-    for document in ("README.md", "ARCHITECTURE.md"):
-        for line in re.findall(
-            r"^inglenook (.+?)(?:\s{2,}#.*)?$", (ROOT / document).read_text(encoding="utf-8"), re.MULTILINE
-        ):
-            app.parse_args(shlex.split(line))
-            seen += 1
-    assert seen >= 8
+def test_commands_in_the_readme_parse() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^inglenook +([^# ].*)$", text, re.MULTILINE)
+    for line in lines:
+        app.parse_args(shlex.split(line, comments=True))
+    assert len(lines) >= 12

@@ -1,0 +1,167 @@
+"""The architecture as a table that fails: who may import whom, and what loads what."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ("engine", "gui", "main")
+
+
+def _table(heading: str) -> dict[str, set[str]]:
+    """The two-column table under a heading or sentence of ARCHITECTURE.md: first cell -> names in the second."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    section = text[text.index(heading) :]
+    rows = re.search(r"\|---\|---\|\n((?:\|.*\|\n)+)", section)
+    assert rows is not None
+    names = [[re.findall(r"`([\w.]+)`", cell) for cell in row.strip("|\n").split("|")] for row in rows[1].splitlines()]
+    return {first[0]: set(second) for first, second in names}
+
+
+MAY_IMPORT = _table("## Who may import whom")
+CORNERS = _table("Libraries that stay in their corner")
+
+
+def _sources() -> dict[str, Path]:
+    """Module name -> file, of everything that ships."""
+    files = [ROOT / "main.py", *(ROOT / "engine").rglob("*.py"), *(ROOT / "gui").rglob("*.py")]
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+SOURCES = _sources()
+MODULES = pytest.mark.parametrize("module", sorted(SOURCES))
+
+
+def _tree(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text(encoding="utf-8"))
+
+
+def _imports(module: str) -> Iterator[str]:
+    """What a module imports, wherever in it, as full module names."""
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            assert node.module is not None
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in SOURCES:
+                    yield inner
+                elif (node.module, alias.name) != ("engine", "__version__"):  # a plain string, free to all
+                    yield node.module
+
+
+def _part(module: str) -> str:
+    """The most specific row of the table that a module belongs to."""
+    parts = [part for part in MAY_IMPORT if module == part or module.startswith(f"{part}.")]
+    assert parts, f"{module} is missing from the table in ARCHITECTURE.md"
+    part = max(parts, key=len)
+    assert part != "engine" or module == "engine", f"{module} is missing from the table in ARCHITECTURE.md"
+    return part
+
+
+@MODULES
+def test_imports_run_downwards_only(module: str) -> None:
+    part = _part(module)
+    for imported in _imports(module):
+        if imported.split(".")[0] in OURS:
+            target = _part(imported)
+            allowed = target == part or any(
+                target == name or target.startswith(f"{name}.") for name in MAY_IMPORT[part]
+            )
+            assert allowed, f"{module} must not import {imported}"
+
+
+@MODULES
+def test_libraries_stay_in_their_corner(module: str) -> None:
+    for imported in _imports(module):
+        corner = CORNERS.get(imported.split(".")[0])
+        assert corner is None or any(module == name or module.startswith(f"{name}.") for name in corner), (
+            f"{module} must not import {imported}"
+        )
+
+
+def test_the_table_names_only_what_exists() -> None:
+    named = {*MAY_IMPORT, *(name for row in MAY_IMPORT.values() for name in row)}
+    named |= {name for row in CORNERS.values() for name in row}
+    assert named <= set(SOURCES)
+
+
+@MODULES
+def test_all_is_complete(module: str) -> None:
+    if module.startswith("engine.core.kernels"):
+        pytest.skip("kernels are reached by address")
+    tree = _tree(module)
+    defined: set[str] = set()
+    public: set[str] = set()
+    exported: list[str] | None = None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            defined |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    for node in tree.body:
+        match node:
+            case (
+                ast.FunctionDef(name=name, decorator_list=decorators)
+                | ast.ClassDef(name=name, decorator_list=decorators)
+            ):
+                defined.add(name)
+                registered = (
+                    isinstance(node, ast.FunctionDef) and decorators
+                )  # a command or a family: found by its registry
+                if not name.startswith("_") and not registered:
+                    public.add(name)
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
+                exported = ast.literal_eval(value)
+            case ast.Assign(targets=targets):
+                defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                defined.add(name)
+    if not public and exported is None:
+        return
+    assert exported is not None, f"{module} has no __all__"
+    assert len(exported) == len(set(exported))
+    assert public <= set(exported), f"{module}.__all__ lacks {sorted(public - set(exported))}"
+    assert set(exported) <= defined, f"{module}.__all__ names {sorted(set(exported) - defined)}, which is not there"
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("engine", ["engine.api", "numpy", "pydantic", "numba"]),
+        ("engine.settings", ["engine.api", "numpy", "numba"]),
+        ("engine.api", ["numba", "llvmlite", "PySide6", "cyclopts", "torch", "transformers"]),
+        ("engine.cli", ["numba", "llvmlite", "PySide6", "torch", "transformers"]),
+        (
+            "gui.app",
+            ["engine.api", "engine.core", "engine.models", "engine.runtime", "numba", "llvmlite", "numpy", "cyclopts"],
+        ),
+        ("main", ["engine", "gui"]),
+    ],
+)
+def test_importing_loads_only_what_is_needed(module: str, unwanted: list[str]) -> None:
+    code = f"import sys, {module}; print(*(name for name in {unwanted!r} if name in sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=False, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == []
+
+
+def test_nothing_points_at_the_machine_it_was_written_on() -> None:
+    absolute = re.compile(r"(?<![\w./])/(?:home|root|work|Users|tmp)/[\w.]+|[A-Z]:\\+Users\\+\w+")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=False, capture_output=True)
+    if listed.returncode:
+        pytest.skip("not a git clone")
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        file = ROOT / name
+        if file.is_file() and file.suffix in {".py", ".toml", ".md", ".json", ".txt", ".qss", ".yml", ""}:
+            found = absolute.search(file.read_text(encoding="utf-8"))
+            assert found is None, f"{name} mentions {found[0] if found else ''}"
