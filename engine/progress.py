@@ -1,11 +1,18 @@
-"""One report of long work; everything that yields progress yields this."""
+"""One report of long work; everything that yields progress yields this.
+
+Long work is a generator: each `Progress` is a place to stop, and closing the
+generator stops it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
-__all__ = ["Progress", "Stage"]
+__all__ = ["Progress", "Stage", "finish"]
+
+T = TypeVar("T")
 
 Stage = Literal["compile", "load", "queue", "prefill", "convert", "verify", "measure"]
 
@@ -21,3 +28,13 @@ class Progress:
     note: str = ""
     request_id: str | None = None
     eta_s: float | None = None
+
+
+def finish(work: Generator[Progress, None, T]) -> T:
+    """Do the work to its end and return its result; nobody watches."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result

@@ -1,0 +1,186 @@
+"""Turns a stranger's model into a `.nook` file, or into weights in memory, reporting as it goes."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
+
+from engine.convert.packing import Packing, workers
+from engine.convert.recipe import Recipe, recipe
+from engine.convert.source import Source, open_source
+from engine.errors import ModelFolderError
+from engine.models.store import Manifest, StoredTensor
+from engine.models.weights import MemoryWeights, ModelSource, Tensor, format_label, tensor_bytes
+from engine.models.writer import NookWriter
+from engine.progress import Progress, Stage
+from engine.settings import Conversion
+
+__all__ = ["convert", "quantised_in_memory"]
+
+_COMPARED_BYTES = 8 << 20
+
+
+def convert(
+    path: Path, out: Path, conversion: Conversion = Conversion(), *, resume: bool = False
+) -> Generator[Progress, None, None]:
+    """Convert a model folder or GGUF file into `out`, which gets its name when all is written.
+
+    Every Progress is a place to stop. Closing the generator leaves no file;
+    with `resume` it leaves a partial one that the same call goes on from, to
+    the same bytes.
+
+    Raises:
+        InputError: and its kinds: the model, or a setting, cannot be used
+        OutOfSpaceError: the drive has not the room, or became full
+        ResourceError: the file cannot be written
+    """
+    source = open_source(path)
+    if not source.files.keys() & {"tokenizer.json", "tokenizer.model"}:
+        raise ModelFolderError(
+            f"{path} has no tokenizer (tokenizer.json or tokenizer.model), so nobody can chat with it"
+        )
+    formats = _recipe_for(source, conversion)
+    clock = _Clock("convert", source)
+    notices = yield from _compare_redundant(source, clock)
+    manifest = _manifest(source, conversion, formats, notices)
+    with NookWriter(out, manifest, source.files, stamp=source.stamp, resume=resume) as writer, workers() as pool:
+        remaining = {tensor.name: tensor for tensor in writer.remaining}
+        try:
+            for assignment in source.assignments:
+                size = source.bytes(assignment)
+                tensor = remaining.get(assignment.tensor.name)
+                if tensor is None:
+                    clock.skip(size)
+                    continue
+                packing = Packing(source, assignment, tensor.format, tensor.group, pool)
+                for _ in packing.measure():
+                    yield clock.now(tensor.name)
+                written = 0
+                for pieces in packing.slices():
+                    for piece in pieces:
+                        writer.write(tensor, piece.offset, piece.data)
+                        written += piece.data.nbytes
+                    yield clock.now(tensor.name, size * written // tensor.bytes)
+                writer.finish(tensor, packing.exponent)
+                clock.add(size)
+            yield clock.now("finishing")
+        except (GeneratorExit, KeyboardInterrupt):
+            if resume:
+                writer.keep_partial()
+            raise
+        writer.commit()
+    yield clock.now()
+
+
+def quantised_in_memory(source: Source, conversion: Conversion) -> Generator[Progress, None, ModelSource]:
+    """The model with its weights packed in memory; every Progress is a place to stop.
+
+    Raises:
+        ModelFolderError, SettingError: as for `convert`
+    """
+    formats = _recipe_for(source, conversion)
+    clock = _Clock("load", source)
+    notices = yield from _compare_redundant(source, clock)
+    tensors: list[Tensor] = []
+    with workers() as pool:
+        for assignment in source.assignments:
+            packing = Packing(source, assignment, *formats[assignment.tensor.name], pool)
+            for _ in packing.measure():
+                yield clock.now(assignment.tensor.name)
+            for packed in packing.into_memory():
+                if packed is not None:
+                    tensors.append(packed)
+                yield clock.now(assignment.tensor.name)
+            clock.add(source.bytes(assignment))
+    made_of = "\n".join([source.stamp, repr(sorted(formats.items()))])
+    return ModelSource(
+        path=source.path,
+        kind=source.kind,
+        name=source.name,
+        label=format_label(source.spec, formats),
+        spec=source.spec,
+        weights=MemoryWeights(tensors),
+        files=source.files,
+        end_ids=source.end_ids,
+        defaults=source.defaults,
+        licence=source.licence,
+        licence_text=source.licence_text,
+        identity=hashlib.sha256(made_of.encode()).hexdigest(),
+        notices=(*source.notices, *notices),
+    )
+
+
+def _recipe_for(source: Source, conversion: Conversion) -> Recipe:
+    kept = {assignment.tensor.name: source.kept(assignment) for assignment in source.assignments}
+    return recipe(source.spec, conversion, kept)
+
+
+def _manifest(source: Source, conversion: Conversion, formats: Recipe, notices: tuple[str, ...]) -> Manifest:
+    """The manifest but for places, hashes and exponents, which the writer fills in."""
+    tensors = tuple(
+        StoredTensor(tensor.name, name, group, tensor.rows, tensor.cols, 0, 0, tensor_bytes(tensor, name, group))
+        for tensor in source.spec.tensors()
+        for name, group in [formats[tensor.name]]
+    )
+    return Manifest(
+        name=source.name,
+        spec=source.spec,
+        recipe=conversion.model_dump(mode="json"),
+        end_ids=tuple(sorted(source.end_ids)),
+        defaults=dict(source.defaults),
+        licence=source.licence,
+        licence_text=source.licence_text,
+        notices=(*source.notices, *notices),
+        source_kind=source.kind,
+        source=source.fingerprints,
+        files=(),
+        tensors=tensors,
+    )
+
+
+def _compare_redundant(source: Source, clock: _Clock) -> Generator[Progress, None, tuple[str, ...]]:
+    """A stored head beside a tied embedding should repeat it; a notice when it does not."""
+    notices = []
+    for name, used in source.redundant:
+        rows, columns = source.reader.shapes[used]
+        step = max(1, _COMPARED_BYTES // (4 * columns))
+        same = source.reader.shapes[name] == (rows, columns)
+        for first in range(0, rows if same else 0, step):
+            count = min(step, rows - first)
+            yield clock.now(name)
+            if not np.array_equal(source.reader.rows(name, first, count), source.reader.rows(used, first, count)):
+                same = False
+                break
+        if not same:
+            notices.append(f"{name} differs from {used}, but tie_word_embeddings (config.json) is true; it is not used")
+    return tuple(notices)
+
+
+class _Clock:
+    """Progress in bytes of the source, with the time left."""
+
+    def __init__(self, stage: Stage, source: Source) -> None:
+        self._stage: Stage = stage
+        self._total = sum(source.bytes(assignment) for assignment in source.assignments)
+        self._done = self._skipped = 0
+        self._start = time.monotonic()
+
+    def add(self, size: int) -> None:
+        """Bytes that are finished."""
+        self._done += size
+
+    def skip(self, size: int) -> None:
+        """Bytes that were finished before; they say nothing about speed."""
+        self._done += size
+        self._skipped += size
+
+    def now(self, note: str = "", part: int = 0) -> Progress:
+        """How far it is, `part` bytes into what is being worked on."""
+        done = self._done + part
+        fresh, elapsed = done - self._skipped, time.monotonic() - self._start
+        eta = elapsed / fresh * (self._total - done) if fresh and elapsed > 1 else None
+        return Progress(self._stage, done, self._total, "bytes", note, eta_s=eta)

@@ -1,0 +1,318 @@
+"""A Hugging Face model folder as a value: what it describes, and which tensors its files hold.
+
+The folder is only ever read. Pickles are never opened, code in the folder is
+never run, and no name inside a file leads out of the folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.convert.files import missing, plain_name, read_bytes, read_json, within
+from engine.convert.safetensors import Entry, read_header
+from engine.errors import InputError, ModelFolderError, UnsupportedModelError
+
+__all__ = ["Description", "Found", "Stored", "describe", "find_model", "model_name", "stored_tensors"]
+
+# What the text layer may need, kept byte for byte in our file.
+_TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_LICENCE_FILE = re.compile(r"(licen[cs]e|copying|notice)([-_.].*)?", re.IGNORECASE)
+_LONGEST_LICENCE = 1 << 20
+_MOST_SUBFOLDERS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where the model is that a path means. kind: "folder", "gguf" or "nook"."""
+
+    kind: str
+    path: Path
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Everything in a folder but the weights.
+
+    files: tokenizer and chat template files by name, byte for byte.
+    licence: its name as the README's front matter gives it, else "".
+    """
+
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    files: Mapping[str, bytes]
+    licence: str
+    licence_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The tensors of a folder's files.
+
+    absent: tensors that the index puts into a file that is not there: name -> file.
+    """
+
+    entries: Mapping[str, Entry]
+    absent: Mapping[str, str]
+    notices: tuple[str, ...]
+
+
+def find_model(path: Path) -> Found:
+    """Understand what a person pointed at: the folder, a file in it, or the folder around it.
+
+    Raises:
+        InputError: there is no model, or more than one; says what to choose
+    """
+    if not path.exists():
+        raise missing(path)
+    return _find_in_folder(path) if path.is_dir() else _find_by_file(path)
+
+
+def model_name(folder: Path) -> str:
+    """What to call the model of a folder: its name, or the repository's in a hub cache."""
+    folder = folder.absolute()
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        return folder.parent.parent.name.split("--")[-1]
+    return folder.name
+
+
+def describe(folder: Path) -> Description:
+    """Configuration, tokenizer files and licence.
+
+    Raises:
+        ModelFolderError: a file is damaged, a link to nothing, or not what its name says
+    """
+    files = {name: read_bytes(within(folder, name)) for name in _TEXT_FILES if _is_there(folder, name)}
+    extra = folder / "additional_chat_templates"
+    if extra.is_dir():
+        for template in sorted(extra.glob("*.jinja")):
+            name = f"{extra.name}/{template.name}"
+            files[name] = read_bytes(within(folder, name))
+    generation = "generation_config.json"
+    return Description(
+        config=read_json(within(folder, "config.json")),
+        generation=read_json(within(folder, generation)) if _is_there(folder, generation) else {},
+        files=files,
+        licence=_licence_name(folder),
+        licence_text=_licence_text(folder),
+    )
+
+
+def stored_tensors(folder: Path) -> Stored:
+    """The tensors of all weight files, each header checked, index and headers compared.
+
+    Raises:
+        ModelFolderError: files are damaged or contradict each other
+        UnsupportedModelError: the weights are only there as pickles, or belong to a LoRA adapter
+    """
+    if _is_there(folder, _SINGLE):
+        notices = (f"{_INDEX} is not used, because there is a whole {_SINGLE}",) if _is_there(folder, _INDEX) else ()
+        return Stored(read_header(within(folder, _SINGLE)), {}, notices)
+    if _is_there(folder, _INDEX):
+        return _by_index(folder)
+    return _without_index(folder)
+
+
+def _find_by_file(path: Path) -> Found:
+    suffix = path.suffix.lower()
+    if suffix in {".nook", ".gguf"}:
+        return Found(suffix[1:], path)
+    try:
+        with path.open("rb") as file:
+            start = file.read(5)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    if start[:4] == b"GGUF":
+        return Found("gguf", path)
+    if start == b"\x89NOOK":
+        return Found("nook", path)
+    if (path.parent / "config.json").is_file():
+        return Found("folder", path.parent, (f"{path.name} belongs to the model in {path.parent}, which is used",))
+    if suffix in _PICKLES:
+        raise _pickled(path.name)
+    if suffix == ".safetensors":
+        raise ModelFolderError(f"{path.name} holds weights only; its config.json is missing in {path.parent}")
+    raise InputError(f"{path} is no model: give a model folder, a GGUF file or a .nook file")
+
+
+def _find_in_folder(folder: Path) -> Found:
+    if _is_there(folder, "config.json"):
+        return Found("folder", folder)
+    if _is_there(folder, "adapter_config.json"):
+        raise _adapter(folder)
+    inner = [inside for inside in _subfolders(folder) if _is_there(inside, "config.json")]
+    files = [
+        entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in {".gguf", ".nook"} and not entry.is_dir()
+    ]
+    candidates = [Found("folder", inside) for inside in inner] + [
+        Found(file.suffix[1:].lower(), file) for file in files
+    ]
+    if len(candidates) == 1:
+        found = candidates[0]
+        return Found(found.kind, found.path, (f"the model in {found.path} is used",))
+    if candidates:
+        names = ", ".join(str(found.path.relative_to(folder)) for found in candidates[:5])
+        raise InputError(f"{folder} holds several models ({names}); choose one of them")
+    names_here = [entry.name for entry in folder.iterdir()]
+    if not names_here:
+        raise InputError(f"{folder} is empty")
+    if any(name.endswith((".safetensors", *_PICKLES)) for name in names_here):
+        raise ModelFolderError(
+            f"config.json is missing in {folder}; copy it, and the tokenizer's files, from the model that was trained"
+        )
+    raise InputError(f"{folder} holds no model: there is no config.json in it")
+
+
+def _subfolders(folder: Path) -> Iterator[Path]:
+    """Folders inside, the current snapshot first when this is a repository of the hub cache."""
+    snapshots = folder / "snapshots"
+    if snapshots.is_dir():
+        current = folder / "refs" / "main"
+        revision = plain_name(current.read_text(errors="replace").strip()) if current.is_file() else None
+        if revision and (snapshots / revision).is_dir():
+            yield snapshots / revision
+            return
+        folder = snapshots
+    for number, inside in enumerate(sorted(folder.iterdir())):
+        if number >= _MOST_SUBFOLDERS:
+            return
+        if inside.is_dir():
+            yield inside
+
+
+def _by_index(folder: Path) -> Stored:
+    weight_map = read_json(within(folder, _INDEX)).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFolderError(f"{_INDEX} has no weight_map")
+    for tensor, file in weight_map.items():
+        if plain_name(file) is None or not file.endswith(".safetensors"):
+            raise ModelFolderError(
+                f"{_INDEX} puts {tensor[:100]} into {str(file)[:100]!r}, which is no file of this folder"
+            )
+    files = sorted(set(weight_map.values()))
+    entries: dict[str, Entry] = {}
+    notices: list[str] = []
+    there = [file for file in files if _is_there(folder, file)]
+    for file in there:
+        header = read_header(within(folder, file))
+        _add(entries, header, file)
+        lacking = sorted(name for name, where in weight_map.items() if where == file and name not in header)
+        if lacking:
+            raise ModelFolderError(
+                f"{_INDEX} says that {file} holds {lacking[0]}{_and_more(lacking)}, but it does not: "
+                "index and weights are of different versions"
+            )
+        unlisted = sorted(name for name in header if name not in weight_map)
+        if unlisted:
+            notices.append(f"{file} holds {unlisted[0]}{_and_more(unlisted)}, which {_INDEX} does not list")
+    absent = {name: file for name, file in weight_map.items() if file not in there}
+    return Stored(entries, absent, tuple(notices))
+
+
+def _without_index(folder: Path) -> Stored:
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.is_dir())
+    files = [name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")]
+    if not files:
+        if "adapter_config.json" in names:
+            raise _adapter(folder)
+        pickles = [name for name in names if name.startswith(("pytorch_model", "consolidated")) and _is_pickle(name)]
+        if pickles:
+            raise _pickled(pickles[0])
+        raise ModelFolderError(f"{folder} holds no weights: there is no {_SINGLE} in it")
+    sets = {(match[1], match[3]) for name in files if (match := _SHARD.fullmatch(name))}
+    if len(sets) == 1:
+        stem, count = sets.pop()
+        shards = [f"{stem}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+        lacking = [name for name in shards if name not in files]
+        if lacking:
+            raise ModelFolderError(f"{lacking[0]}{_and_more(lacking)} is missing: the download is incomplete")
+        files = shards
+    elif len(files) > 1:
+        raise ModelFolderError(f"{_INDEX} is missing, so nobody knows how {files[0]} and {files[1]} belong together")
+    entries: dict[str, Entry] = {}
+    for file in files:
+        _add(entries, read_header(within(folder, file)), file)
+    return Stored(entries, {}, (f"there is no {_INDEX}; the weights are read from {files[0]}{_and_more(files)}",))
+
+
+def _add(entries: dict[str, Entry], header: Mapping[str, Entry], file: str) -> None:
+    for name, entry in header.items():
+        if name in entries:
+            raise ModelFolderError(f"{name} is both in {entries[name].path.name} and in {file}")
+        entries[name] = entry
+
+
+def _adapter(folder: Path) -> UnsupportedModelError:
+    base = read_json(within(folder, "adapter_config.json")).get("base_model_name_or_path")
+    whose = f"for {base[:200]}" if isinstance(base, str) and base else "for another model"
+    return UnsupportedModelError(
+        f"{folder.name} is a LoRA adapter {whose}, not a whole model; merge it into that model first "
+        "(peft: merge_and_unload, save_pretrained) and give the merged folder"
+    )
+
+
+def _pickled(name: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the weights are stored as {name}, a pickle, which can run code when it is opened and therefore is not; "
+        "get the model's safetensors files, or convert it where you trust it"
+    )
+
+
+def _is_pickle(name: str) -> bool:
+    return name.endswith((*_PICKLES, ".bin.index.json"))
+
+
+def _is_there(folder: Path, name: str) -> bool:
+    """A file, or a link that should lead to one."""
+    path = folder / name
+    return path.is_file() or path.is_symlink()
+
+
+def _licence_name(folder: Path) -> str:
+    readme = folder / "README.md"
+    if not readme.is_file():
+        return ""
+    with readme.open("rb") as file:
+        text = file.read(1 << 16).decode("utf-8-sig", "replace")
+    front = re.match(r"\s*---\s*\n(.*?)\n---", text, re.DOTALL)
+    if front is None:
+        return ""
+    found = {
+        match[1]: match[2].strip("'\" ")
+        for match in re.finditer(r"^(license|license_name):[ \t]*(?:\n[ \t]*-[ \t]*)?(.*)$", front[1], re.MULTILINE)
+    }
+    name = found.get("license", "")
+    return (found.get("license_name") or name if name == "other" else name)[:100]
+
+
+def _licence_text(folder: Path) -> str:
+    """Licence and notice files, one after the other."""
+    texts = [
+        within(folder, entry.name).read_text(encoding="utf-8", errors="replace")
+        for entry in sorted(folder.iterdir())
+        if _LICENCE_FILE.fullmatch(entry.name) and entry.is_file() and entry.stat().st_size <= _LONGEST_LICENCE
+    ]
+    return "\n\n".join(texts)
+
+
+def _and_more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

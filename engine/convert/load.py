@@ -1,0 +1,35 @@
+"""Opens any model for use: a `.nook` file, a folder or a GGUF file, all as one `ModelSource`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+from engine.convert.convert import quantised_in_memory
+from engine.convert.folder import find_model
+from engine.convert.source import open_source
+from engine.models.store import open_nook
+from engine.models.weights import ModelSource
+from engine.progress import Progress
+from engine.settings import Conversion
+
+__all__ = ["open_model"]
+
+
+def open_model(
+    path: Path, conversion: Conversion = Conversion(), *, resident: bool = False
+) -> Generator[Progress, None, ModelSource]:
+    """The model that a path means; every Progress is a place to stop.
+
+    conversion: how a folder or GGUF file is packed in memory; a `.nook` file
+        is what it was made as.
+    resident: copy a `.nook` file into memory instead of mapping it.
+
+    Raises:
+        InputError: and its kinds, each one sentence
+        ResourceError: there is not the memory
+    """
+    found = find_model(path)
+    if found.kind == "nook":
+        return open_nook(found.path, resident=resident)
+    return (yield from quantised_in_memory(open_source(path), conversion))

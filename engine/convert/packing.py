@@ -1,0 +1,164 @@
+"""Packs one tensor by slices of rows, on several threads, in little memory."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.convert.source import Source
+from engine.core.quant import ALIGNMENT, BLOCK_ROWS, FORMATS, Layout, magnitude
+from engine.errors import InputError, ModelFolderError
+from engine.models.families import Assignment
+from engine.models.weights import VECTOR, Tensor, tensor_bytes
+
+__all__ = ["Packing", "Slice", "workers"]
+
+Bytes = NDArray[np.uint8]
+Rows = NDArray[np.float32]
+Span = tuple[int, int]
+Result = TypeVar("Result")
+
+# Float32 rows that one thread works on at a time.
+_SLICE_BYTES = 8 << 20
+# A tensor of at most this many float32 bytes is kept between the search for its largest weight and the packing;
+# larger ones are read twice.
+_KEPT_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Packed bytes of some rows, and how far into the tensor's packed bytes they belong."""
+
+    offset: int
+    data: Bytes
+
+
+def workers() -> ThreadPoolExecutor:
+    """As many threads as this process may use cores, within reason."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ThreadPoolExecutor(min(allowed, 16), thread_name_prefix="packing")
+
+
+class Packing:
+    """One tensor of ours on its way into a format: `measure` it, then take its `slices`, or all of it at once.
+
+    Raises, in all its steps:
+        ModelFolderError: a weight is not finite, or does not fit the format;
+            names the tensor as the source does
+    """
+
+    def __init__(self, source: Source, assignment: Assignment, name: str, group: int, pool: ThreadPoolExecutor) -> None:
+        self.exponent = 0
+        self._source, self._assignment, self._pool = source, assignment, pool
+        self._name, self._group = name, group
+        self._held: dict[int, Rows] = {}
+        tensor = assignment.tensor
+        self._layout = None if name == VECTOR else FORMATS[name].layout(tensor.rows, tensor.cols, group)
+
+    def measure(self) -> Iterator[None]:
+        """Find the exponent, which depends on the largest of all weights. Every yield is a place to stop."""
+        if self._layout is None or not self._group:
+            return  # formats without scales have no exponent, so their rows are read only once
+        largest = 0.0
+        for found in _in_order(self._pool, self._largest, self._spans(self._layout)):
+            largest = max(largest, found)
+            yield
+        self.exponent = self._layout.format.exponent_for(largest)
+
+    def slices(self) -> Iterator[list[Slice]]:
+        """The packed tensor in pieces; bytes that belong to no piece are zero."""
+        if self._layout is None:
+            yield [Slice(0, self._vector())]
+            return
+        yield from _in_order(self._pool, self._packed, self._spans(self._layout))
+
+    def into_memory(self) -> Iterator[Tensor | None]:
+        """Pack into memory of its own; the last value is the tensor, the others are places to stop."""
+        tensor = self._assignment.tensor
+        data = _aligned(tensor_bytes(tensor, self._name, self._group))
+        for pieces in self.slices():
+            for piece in pieces:
+                data[piece.offset : piece.offset + piece.data.nbytes] = piece.data
+            yield None
+        yield Tensor(tensor.name, self._name, self._group, tensor.rows, tensor.cols, self.exponent, data)
+
+    def _spans(self, layout: Layout) -> list[Span]:
+        rows = self._assignment.tensor.rows
+        step = max(BLOCK_ROWS, _SLICE_BYTES // (4 * layout.padded_cols) // BLOCK_ROWS * BLOCK_ROWS)
+        return [(first, min(step, rows - first)) for first in range(0, rows, step)]
+
+    def _largest(self, span: Span) -> float:
+        rows = self._source.rows(self._assignment, *span)
+        if 4 * self._assignment.tensor.parameters <= _KEPT_BYTES:
+            self._held[span[0]] = rows
+        try:
+            return magnitude(rows)
+        except InputError as error:
+            raise self._about(error, rows, span[0]) from None
+
+    def _packed(self, span: Span) -> list[Slice]:
+        first, count = span
+        rows = self._held.pop(first, None)
+        if rows is None:
+            rows = self._source.rows(self._assignment, first, count)
+        assert self._layout is not None
+        own = self._layout.format.layout(count, self._layout.cols, self._group)
+        buffer = own.empty()
+        try:
+            own.pack_rows(rows, 0, buffer, self.exponent)
+        except InputError as error:
+            raise self._about(error, rows, first) from None
+        return list(_placed(self._layout, own, first, buffer))
+
+    def _vector(self) -> Bytes:
+        values = self._source.rows(self._assignment, 0, 1)
+        if not np.isfinite(values).all():
+            raise ModelFolderError(f"{self._assignment.sources[0]} holds NaN or infinite numbers: the model is damaged")
+        return values.view(np.uint8).reshape(-1)
+
+    def _about(self, error: InputError, rows: Rows, first: int) -> ModelFolderError:
+        """The error again, with the name of the tensor that the worst row came from."""
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            name = self._source.name_at(self._assignment, first + int(finite.argmin()))
+            return ModelFolderError(f"{name} holds NaN or infinite numbers: the model is damaged")
+        row = int(np.abs(rows).max(axis=1).argmax())
+        return ModelFolderError(f"{self._source.name_at(self._assignment, first + row)}: {error}")
+
+
+def _in_order(pool: ThreadPoolExecutor, task: Callable[[Span], Result], spans: Iterable[Span]) -> Iterator[Result]:
+    """`map` on the pool that never runs far ahead of its reader."""
+    ahead = 2 * pool._max_workers  # noqa: SLF001 - the pool tells its size nowhere else
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for span in spans:
+            waiting.append(pool.submit(task, span))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _placed(layout: Layout, own: Layout, first: int, buffer: Bytes) -> Iterator[Slice]:
+    """Where the parts of a packed slice lie in the packed whole: each part goes on block by block."""
+    blocks = own.padded_rows // BLOCK_ROWS
+    for whole, part in zip(layout.parts, own.parts, strict=True):
+        offset = whole.offset + first // BLOCK_ROWS * (part.bytes // blocks)
+        yield Slice(offset, buffer[part.offset : part.offset + part.bytes])
+
+
+def _aligned(size: int) -> Bytes:
+    """Zeroed memory from a multiple of 64 bytes on, with zeros behind it to the next one."""
+    room = np.zeros(size + 2 * ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return room[start : start + size]

@@ -1,0 +1,78 @@
+"""Which format each tensor of a model gets, from a few settings; and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from engine.core.quant import FORMATS
+from engine.errors import SettingError
+from engine.models.spec import ModelSpec
+from engine.models.weights import VECTOR, tensor_bytes
+from engine.settings import Conversion
+
+__all__ = ["Recipe", "conversion_for", "recipe", "recipe_bytes"]
+
+# Our tensor -> (format, group).
+Recipe = Mapping[str, tuple[str, int]]
+
+_BY_BITS = {4: "q4", 8: "q8"}
+
+
+def recipe(spec: ModelSpec, conversion: Conversion, kept: Mapping[str, str]) -> Recipe:
+    """The format of every tensor.
+
+    Matrices get the bits asked for. Embedding and head are never below int8:
+    a few per cent of the size, and most of the error of rare tokens. Norms and
+    biases stay float32. Then the exceptions, the last match wins.
+
+    kept: our tensor -> the format that holds the source's values exactly
+
+    Raises:
+        SettingError: an exception is malformed, or matches nothing; named
+    """
+    formats: dict[str, tuple[str, int]] = {}
+    for tensor in spec.tensors():
+        if tensor.role == "vector":
+            formats[tensor.name] = (VECTOR, 0)
+        elif conversion.bits == 16:
+            formats[tensor.name] = (kept[tensor.name], 0)
+        else:
+            name = "q8" if tensor.role in {"embedding", "head"} else _BY_BITS[conversion.bits]
+            formats[tensor.name] = (name, conversion.group_size)
+    for rule in conversion.keep:
+        pattern, equals, name = rule.rpartition("=")
+        if not equals or name not in FORMATS:
+            raise SettingError(f'"{rule}" is no exception: write PATTERN=FORMAT with one of {", ".join(FORMATS)}')
+        matching = [known for known in formats if fnmatchcase(known, pattern)]
+        if not matching:
+            raise SettingError(f'"{pattern}" matches no tensor of the model; `inspect --tensors` lists them')
+        matrices = [known for known in matching if formats[known][0] != VECTOR]
+        if not matrices:
+            raise SettingError(f'"{pattern}" matches only norms and biases, which stay float32 in any case')
+        for known in matrices:
+            formats[known] = (name, FORMATS[name].group_for(conversion.group_size))
+    return formats
+
+
+def recipe_bytes(spec: ModelSpec, formats: Recipe) -> int:
+    """Bytes of all tensors in these formats."""
+    return sum(tensor_bytes(tensor, *formats[tensor.name]) for tensor in spec.tensors())
+
+
+def conversion_for(dtype: str) -> Conversion:
+    """The conversion that a short name asks for: "auto", "q4", "q8", "f16" (the source's own precision) or "f32".
+
+    Raises:
+        SettingError: another name
+    """
+    known = {
+        "auto": Conversion(),
+        "q4": Conversion(bits=4),
+        "q8": Conversion(bits=8),
+        "f16": Conversion(bits=16),
+        "f32": Conversion(bits=16, keep=("*=f32",)),
+    }
+    if dtype not in known:
+        raise SettingError(f'dtype must be one of {", ".join(known)}, not "{dtype}"')
+    return known[dtype]

@@ -1,0 +1,292 @@
+"""A stranger's model, opened and proven complete, without reading its weights.
+
+Folders and GGUF files become the same `Source`: a spec, the text layer's
+files, and rows of float32 for every tensor of ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.convert.files import open_for_reading
+from engine.convert.folder import Description, Stored, describe, find_model, model_name, stored_tensors
+from engine.convert.safetensors import DTYPES, Entry, read_rows
+from engine.errors import InputError, ModelFolderError, SettingError, UnsupportedModelError
+from engine.models.families import Assignment, Blueprint, assign, is_optional, recognise
+from engine.models.spec import ModelSpec, TensorSpec
+from engine.models.store import SourceFile
+from engine.settings import Sampling, checked
+
+__all__ = ["Source", "TensorReader", "defaults_from", "end_ids_from", "open_source"]
+
+# Parts of tensor names that only quantisers write.
+_QUANTISED_NAME = re.compile(
+    r"\.(qweight|qzeros|g_idx|weight_scale|weight_scale_inv|weight_packed|weight_shape|input_scale|SCB|absmax|"
+    r"quant_state\..*|quant_map|nested_absmax)$"
+)
+_KEPT = {"BF16": "bf16", "F16": "f16", "F32": "f32", "F64": "f32"}
+_SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+
+Rows = NDArray[np.float32]
+
+
+class TensorReader(Protocol):
+    """Tensors of a source under the names of the Hugging Face layout."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """All there are."""
+
+    def kept(self, name: str) -> str:
+        """The smallest format that holds the tensor's values as they are: "bf16", "f16" or "f32"."""
+
+    def bytes(self, name: str) -> int:
+        """Bytes in the file."""
+
+    def dtype(self, name: str) -> str:
+        """The type in the file, for people: "bfloat16", "Q4_1"."""
+
+    def rows(self, name: str, first: int, count: int) -> Rows:
+        """Float32 (count, columns); a vector is one row."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """Everything that conversion needs. `assignments` cover every tensor of ours exactly once.
+
+    redundant: (theirs, ours) stored head that repeats the embedding, if the model is honest.
+    stamp: differs when the files were changed, even to the same sizes.
+    """
+
+    path: Path
+    kind: Literal["folder", "gguf"]
+    name: str
+    spec: ModelSpec
+    assignments: tuple[Assignment, ...]
+    redundant: tuple[tuple[str, str], ...]
+    reader: TensorReader
+    files: Mapping[str, bytes]
+    end_ids: frozenset[int]
+    defaults: Mapping[str, float | int]
+    licence: str
+    licence_text: str
+    fingerprints: tuple[SourceFile, ...]
+    stamp: str
+    notices: tuple[str, ...]
+
+    def kept(self, assignment: Assignment) -> str:
+        """The format that holds a tensor of ours exactly: what all its parts are in, else float32."""
+        kinds = {self.reader.kept(source) for source in assignment.sources}
+        return kinds.pop() if len(kinds) == 1 else "f32"
+
+    def bytes(self, assignment: Assignment) -> int:
+        """Bytes that will be read for it."""
+        return sum(self.reader.bytes(source) for source in assignment.sources)
+
+    def rows(self, assignment: Assignment, first: int, count: int) -> Rows:
+        """Rows of the stacked tensor, float32 (count, cols); a vector is one row of all its parts."""
+        if assignment.tensor.role == "vector":
+            return np.concatenate([self.reader.rows(source, 0, 1) for source in assignment.sources], axis=1)
+        pieces = []
+        for source, begin, end in _part_ranges(assignment):
+            low, high = max(first, begin), min(first + count, end)
+            if low < high:
+                pieces.append(self.reader.rows(source, low - begin, high - low))
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def name_at(self, assignment: Assignment, row: int) -> str:
+        """Their name of the tensor that one of our rows comes from."""
+        for source, begin, end in _part_ranges(assignment):
+            if begin <= row < end:
+                return source
+        return assignment.sources[0]
+
+
+def open_source(path: Path) -> Source:
+    """A folder or GGUF file, understood and checked as far as is possible without reading weights.
+
+    Raises:
+        InputError: and its kinds, each one sentence that names the file and the reason
+    """
+    found = find_model(path)
+    if found.kind == "gguf":
+        from engine.convert.gguf import open_gguf
+
+        return open_gguf(found.path, found.notices)
+    if found.kind != "folder":
+        raise InputError(f"{found.path} is a .nook file already")
+    description = describe(found.path)
+    refuse_quantised(description.config)
+    blueprint = recognise(description.config)
+    return open_folder(found.path, description, blueprint, stored_tensors(found.path), found.notices)
+
+
+def open_folder(
+    folder: Path, description: Description, blueprint: Blueprint, stored: Stored, notices: Sequence[str] = ()
+) -> Source:
+    """The source that a folder's description and tensors make together.
+
+    Raises:
+        ModelFolderError, UnsupportedModelError: they do not belong together, or are not plain weights
+    """
+    spec = blueprint.spec
+    refuse_quantised({}, stored.entries)
+    lacking = sorted({file for name, file in stored.absent.items() if not is_optional(name, spec)})
+    if lacking:
+        raise ModelFolderError(f"{', '.join(lacking)} of {folder.name} is missing: the download is incomplete")
+    assignments = assign(blueprint, {name: entry.shape for name, entry in stored.entries.items()})
+    for assignment in assignments.tensors:
+        for name in assignment.sources:
+            if stored.entries[name].dtype not in DTYPES:
+                raise UnsupportedModelError(
+                    f"{name} is stored as {stored.entries[name].dtype}, which is no plain weight; "
+                    "get the model's BF16 or FP16 folder"
+                )
+    absent = sorted({f"{file} is not there; it holds only layers that are not used" for file in stored.absent.values()})
+    end_ids, end_notices = end_ids_from(
+        {
+            "config.json": description.config.get("eos_token_id"),
+            "generation_config.json": description.generation.get("eos_token_id"),
+        },
+        spec.vocab_size,
+    )
+    defaults, default_notices = defaults_from(description.generation)
+    weight_files = sorted({entry.path for entry in stored.entries.values()})
+    return Source(
+        path=folder,
+        kind="folder",
+        name=model_name(folder),
+        spec=spec,
+        assignments=assignments.tensors,
+        redundant=assignments.redundant,
+        reader=_FolderReader(stored.entries),
+        files=description.files,
+        end_ids=end_ids,
+        defaults=defaults,
+        licence=description.licence,
+        licence_text=description.licence_text,
+        fingerprints=tuple(fingerprint(file) for file in [folder / "config.json", *weight_files]),
+        stamp=stamp([folder / "config.json", *weight_files]),
+        notices=(
+            *notices,
+            *blueprint.notices,
+            *stored.notices,
+            *assignments.notices,
+            *absent,
+            *end_notices,
+            *default_notices,
+        ),
+    )
+
+
+def refuse_quantised(config: Mapping[str, Any], entries: Mapping[str, Entry] | None = None) -> None:
+    """Refuse weights that a quantiser has already been through.
+
+    Raises:
+        UnsupportedModelError: names the scheme and what to get instead
+    """
+    scheme = None
+    for key in ("quantization_config", "compression_config"):
+        settings = config.get(key)
+        if settings is not None:
+            scheme = settings.get("quant_method", "unnamed scheme") if isinstance(settings, dict) else str(settings)
+    for name, entry in (entries or {}).items():
+        if match := _QUANTISED_NAME.search(name):
+            scheme = f"{name} has {match[1]}"
+        elif entry.dtype.startswith(("F8", "F4", "F6")) or (entry.dtype in {"I8", "U8", "I32"} and entry.shape):
+            scheme = f"{name} is stored as {entry.dtype}"
+        if scheme:
+            break
+    if scheme:
+        raise UnsupportedModelError(
+            f"the model is already quantised ({str(scheme)[:150]}); it is needed as it was: get its BF16 or FP16 folder"
+        )
+
+
+def end_ids_from(sources: Mapping[str, Any], vocab_size: int) -> tuple[frozenset[int], list[str]]:
+    """The union of end tokens that several files name (a number, a list, or null), and notices on what was dropped."""
+    found: set[int] = set()
+    notices: list[str] = []
+    for where, value in sources.items():
+        for entry in value if isinstance(value, list) else [value]:
+            if entry is None:
+                continue
+            if isinstance(entry, bool) or not isinstance(entry, int) or not 0 <= entry < vocab_size:
+                notices.append(f"{where} names the end token {str(entry)[:40]}, which is no token; it is ignored")
+            else:
+                found.add(entry)
+    return frozenset(found), notices
+
+
+def defaults_from(generation: Mapping[str, Any]) -> tuple[dict[str, float | int], list[str]]:
+    """Sampling settings of a `generation_config.json` under our names, and notices on those we cannot follow."""
+    defaults: dict[str, float | int] = {}
+    notices: list[str] = []
+    for key in _SAMPLING_KEYS:
+        value = generation.get(key)
+        if value is None:
+            continue
+        try:
+            defaults[key] = getattr(checked(Sampling, {key: value}, "generation_config.json"), key)
+        except SettingError as error:
+            notices.append(f"{error}; the usual setting is taken")
+    if generation.get("do_sample") is False:
+        # Says that the author wants the likeliest token, whatever else is written beside it.
+        defaults["temperature"] = 0.0
+    return defaults, notices
+
+
+def fingerprint(file: Path) -> SourceFile:
+    """What a source file is known by: its length, and a hash of its first 64 kB, where every header begins."""
+    with open_for_reading(file) as opened:
+        digest = hashlib.sha256(opened.read(1 << 16)).hexdigest()
+        return SourceFile(file.name, opened.seek(0, 2), digest)
+
+
+def stamp(files: Sequence[Path]) -> str:
+    """Changes when one of the files is written to."""
+    return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
+
+
+class _FolderReader:
+    """Tensors of safetensors files."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self._entries = entries
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: entry.shape for name, entry in self._entries.items()}
+
+    def kept(self, name: str) -> str:
+        return _KEPT[self._entries[name].dtype]
+
+    def bytes(self, name: str) -> int:
+        return self._entries[name].bytes
+
+    def dtype(self, name: str) -> str:
+        dtype = self._entries[name].dtype
+        return str(DTYPES[dtype]) if dtype in DTYPES else dtype
+
+    def rows(self, name: str, first: int, count: int) -> Rows:
+        return read_rows(self._entries[name], first, count)
+
+
+def _part_ranges(assignment: Assignment) -> list[tuple[str, int, int]]:
+    """(their name, first row, end row) of every part."""
+    tensor: TensorSpec = assignment.tensor
+    if len(assignment.sources) == 1:
+        return [(assignment.sources[0], 0, tensor.rows)]
+    ranges, begin = [], 0
+    for source, rows in zip(assignment.sources, tensor.parts, strict=True):
+        ranges.append((source, begin, begin + rows))
+        begin += rows
+    return ranges

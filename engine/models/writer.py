@@ -1,0 +1,306 @@
+"""Writes `.nook` files: atomically, resumably, and with the drive's room checked first."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from io import BufferedRandom
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.quant import ALIGNMENT
+from engine.errors import InputError, OutOfSpaceError, ResourceError
+from engine.models.store import FOOTER_BYTES, HEADER_BYTES, Manifest, StoredFile, StoredTensor, blocks, footer, header
+
+__all__ = ["NookWriter", "clean_partials"]
+
+_PARTIAL, _JOURNAL = ".partial", ".partial.journal"
+_LAYER_ALIGNMENT = 4096
+_MANIFEST_ROOM = 4096
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+Bytes = NDArray[np.uint8]
+
+
+class NookWriter:
+    """Writes one file; nothing has the final name before `commit`.
+
+        with NookWriter(out, manifest, files, resume=False) as writer:
+            for tensor in writer.remaining:
+                writer.write(tensor, 0, packed)         # in pieces, in any order
+                writer.finish(tensor, exponent)
+            writer.commit()
+
+    manifest: offsets, hashes and exponents are filled in here; the rest is as
+    it will be. Leaving the block without `commit` removes everything, unless
+    `keep_partial` was called: then the same call with `resume=True` goes on
+    after the last finished tensor and ends in the identical bytes.
+    """
+
+    def __init__(
+        self, out: Path, manifest: Manifest, files: Mapping[str, bytes], *, stamp: str = "", resume: bool = False
+    ) -> None:
+        """Open the partial file beside `out`.
+
+        stamp: changes when the source does, so that nobody resumes on other weights
+
+        Raises:
+            InputError: `out` cannot be such a file
+            OutOfSpaceError: the drive has not the room; nothing is written
+            ResourceError: the folder may not be written, or another conversion writes this file
+        """
+        if out.suffix.lower() != ".nook" or out.is_dir():
+            raise InputError(f"{out} cannot be written: the name of a converted model ends in .nook")
+        if not out.parent.is_dir():
+            raise InputError(f"{out} cannot be written: the folder {out.parent} does not exist")
+        self.out = out
+        self._files = files
+        self.manifest = _laid_out(manifest, files)
+        self._partial = out.with_name(out.name + _PARTIAL)
+        self._journal_path = out.with_name(out.name + _JOURNAL)
+        self._manifest_offset = _round_up(_end(self.manifest), ALIGNMENT)
+        room = _round_up(len(self.manifest.to_json()) + _MANIFEST_ROOM, ALIGNMENT)
+        self.file_bytes = self._manifest_offset + room + FOOTER_BYTES
+        self._job = hashlib.sha256(self.manifest.to_json() + stamp.encode()).hexdigest()
+        self._done: dict[str, StoredTensor] = {}
+        self._keep = self._committed = False
+        clean_partials(out.parent, but=out)
+        self._file = self._open_partial(resume=resume)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._journal.close()
+        if not self._committed and not self._keep:
+            self._remove()
+
+    @property
+    def remaining(self) -> tuple[StoredTensor, ...]:
+        """Tensors not written yet, in order."""
+        return tuple(tensor for tensor in self.manifest.tensors if tensor.name not in self._done)
+
+    def write(self, tensor: StoredTensor, offset: int, data: Bytes) -> None:
+        """Write a piece of a tensor, `offset` bytes from its beginning. Pieces may come in any order.
+
+        Raises:
+            OutOfSpaceError: the drive is full
+        """
+        assert offset >= 0
+        assert offset + data.nbytes <= tensor.bytes
+        self._write(tensor.offset + offset, data.data)
+
+    def finish(self, tensor: StoredTensor, exponent: int) -> None:
+        """All pieces of a tensor are written; read it back for its hash."""
+        done = replace(tensor, exponent=exponent, sha256=self._hash(tensor))
+        self._done[tensor.name] = done
+        self._note({"name": done.name, "exponent": done.exponent, "sha256": done.sha256})
+
+    def keep_partial(self) -> None:
+        """From now on, stopping leaves the partial file for a later `resume`."""
+        self._keep = True
+
+    def commit(self) -> None:
+        """Write manifest, footer and header, make sure of the disk, then give the file its name.
+
+        Raises:
+            OutOfSpaceError, ResourceError: nothing has the final name; a file that had it before still does
+        """
+        tensors = tuple(self._done[tensor.name] for tensor in self.manifest.tensors)
+        self.manifest = replace(self.manifest, tensors=tensors)
+        manifest = self.manifest.to_json()
+        room = self.file_bytes - FOOTER_BYTES - self._manifest_offset
+        manifest += b" " * (room - len(manifest))
+        beginning = header(self._manifest_offset, manifest, self.file_bytes)
+        self._write(self._manifest_offset, manifest)
+        self._write(self.file_bytes - FOOTER_BYTES, footer(beginning, self.file_bytes))
+        self._write(0, beginning)
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._partial.replace(self.out)
+        except OSError as error:
+            raise self._failed(error) from None
+        self._committed = True
+        self._journal.close()
+        self._journal_path.unlink(missing_ok=True)
+        _sync_folder(self.out.parent)
+
+    def _open_partial(self, *, resume: bool) -> BufferedRandom:
+        try:
+            file = self._partial.open("r+b" if self._partial.exists() else "x+b")
+        except OSError as error:
+            raise self._failed(error) from None
+        if not _lock(file):
+            file.close()
+            raise ResourceError(f"another conversion is writing {self.out.name} right now")
+        try:
+            if resume:
+                self._read_journal(file)
+            present = sum(tensor.bytes for tensor in self._done.values())
+            _check_room(self.out.parent, self.file_bytes - present)
+            self._journal = self._journal_path.open("a" if self._done else "w", encoding="utf-8")
+            self._file = file
+            if not self._done:
+                file.truncate(0)
+                self._note({"job": self._job, "resumable": resume})
+            file.truncate(self.file_bytes)
+            for stored in self.manifest.files:
+                self._write(stored.offset, self._files[stored.name])
+        except BaseException as error:
+            file.close()
+            self._remove()
+            if isinstance(error, OSError):
+                raise self._failed(error) from None
+            raise
+        return file
+
+    def _read_journal(self, file: BufferedRandom) -> None:
+        """Believe the journal of a stopped run as far as the bytes on disk bear it out."""
+        try:
+            lines = self._journal_path.read_text(encoding="utf-8").splitlines()
+            entries = [json.loads(line) for line in lines]
+            if entries[0]["job"] != self._job:
+                return
+            by_name = {tensor.name: tensor for tensor in self.manifest.tensors}
+            self._file = file
+            for entry in entries[1:]:
+                tensor = replace(by_name[entry["name"]], exponent=entry["exponent"], sha256=entry["sha256"])
+                if self._hash(tensor) == tensor.sha256:
+                    self._done[tensor.name] = tensor
+        except (OSError, ValueError, LookupError, TypeError):
+            # No journal, or a line cut off by a crash: what is not vouched for is made again.
+            return
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        try:
+            self._journal.write(json.dumps(entry) + "\n")
+            self._journal.flush()
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _write(self, offset: int, data: bytes | memoryview) -> None:
+        try:
+            self._file.seek(offset)
+            self._file.write(data)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _hash(self, tensor: StoredTensor) -> str:
+        digest = hashlib.sha256()
+        try:
+            self._file.flush()
+            for _, block in blocks(self._file, tensor.offset, tensor.bytes):
+                digest.update(block)
+        except OSError as error:
+            raise self._failed(error) from None
+        return digest.hexdigest()
+
+    def _failed(self, error: OSError) -> ResourceError:
+        if error.errno in _NO_SPACE:
+            return OutOfSpaceError(
+                f"the drive of {self.out.parent} became full while {self.out.name} was written; nothing was kept of it"
+            )
+        return ResourceError(f"{self.out} cannot be written: {error.strerror or error}")
+
+    def _remove(self) -> None:
+        for path in (self._partial, self._journal_path):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def clean_partials(folder: Path, but: Path | None = None) -> None:
+    """Remove what conversions left that were killed: partial files nobody writes and nobody wants to resume.
+
+    but: leave the partial of this file alone
+    """
+    for partial in folder.glob("*.nook" + _PARTIAL):
+        name = partial.name.removesuffix(_PARTIAL)
+        if but is not None and name == but.name:
+            continue
+        journal = folder / (name + _JOURNAL)
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            if json.loads(journal.read_text(encoding="utf-8").split("\n", 1)[0])["resumable"]:
+                continue
+        with contextlib.suppress(OSError):
+            with partial.open("r+b") as file:
+                if not _lock(file):
+                    continue
+            partial.unlink()
+            journal.unlink(missing_ok=True)
+
+
+def _laid_out(manifest: Manifest, files: Mapping[str, bytes]) -> Manifest:
+    """Give every file and tensor its place."""
+    end = HEADER_BYTES
+    stored_files = []
+    for name, data in files.items():
+        start = _round_up(end, ALIGNMENT)
+        stored_files.append(StoredFile(name, start, len(data), hashlib.sha256(data).hexdigest()))
+        end = start + len(data)
+    tensors, layer = [], ""
+    for tensor in manifest.tensors:
+        here = ".".join(tensor.name.split(".")[:2])
+        start = _round_up(end, ALIGNMENT if here == layer else _LAYER_ALIGNMENT)
+        tensors.append(replace(tensor, offset=start))
+        end, layer = start + tensor.bytes, here
+    return replace(manifest, files=tuple(stored_files), tensors=tuple(tensors))
+
+
+def _end(manifest: Manifest) -> int:
+    last = manifest.pieces[-1]
+    return last.offset + last.bytes
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OutOfSpaceError(
+            f"the model needs {needed / 1e9:.2f} GB on the drive of {folder}, which has {free / 1e9:.2f} GB free"
+        )
+
+
+def _lock(file: BufferedRandom) -> bool:
+    """Claim a file for this process until it is closed; False when another has it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename last; Windows needs and knows nothing of the kind."""
+    if sys.platform != "win32":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
