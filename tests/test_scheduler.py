@@ -1,8 +1,7 @@
-"""Who runs when must not be visible in any answer: batched equals alone, sliced equals whole, paused equals undisturbed."""
+"""Who runs when is not visible in any answer: batched equals alone, sliced equals whole, paused equals undisturbed."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 import numpy as np
@@ -94,7 +93,7 @@ def answer(sequence: Sequence) -> list[int]:
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(VOCAB), k=length)
+    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
 # ---------------------------------------------------------------- equal to alone

@@ -207,7 +207,9 @@ class Scheduler:
             tables[row, : len(span.sequence.pages)] = span.sequence.pages
         batch = Batch(
             ids=np.concatenate([span.sequence.ids[span.start : span.start + span.count] for span in spans]),
-            positions=np.concatenate([np.arange(span.start, span.start + span.count, dtype=np.int32) for span in spans]),
+            positions=np.concatenate(
+                [np.arange(span.start, span.start + span.count, dtype=np.int32) for span in spans]
+            ),
             sequence_of=np.repeat(np.arange(len(spans), dtype=np.int32), counts),
             tables=tables,
             lengths=np.array([span.start + span.count for span in spans], np.int32),
