@@ -90,7 +90,6 @@ def test() -> int:
     python = environment()
     system_libraries(ALWAYS_NEEDED)
     packages(python, ["dev"])
-    os.environ["QT_QPA_PLATFORM"] = "offscreen"
     failed = []
     for name, command in {
         "style": ["-m", "ruff", "check", "."],
@@ -98,7 +97,7 @@ def test() -> int:
         "tests": ["-m", "pytest", *sys.argv[2:]],
     }.items():
         say(f"Checking {name}")
-        if start([python, *command]):
+        if start([python, *command], {"QT_QPA_PLATFORM": "offscreen"}):
             failed.append(name)
     say(f"Failed: {', '.join(failed)}" if failed else "Everything passed")
     return 1 if failed else 0
@@ -178,9 +177,9 @@ def apt_install(names: list[str]) -> bool:
     if not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("apt-get"):
         return False
     say(f"Installing system packages: {' '.join(names)}")
-    os.environ["DEBIAN_FRONTEND"] = "noninteractive"
-    start(["apt-get", "update", "-qq"])  # when it fails, the lists that are there may still do
-    return start(["apt-get", "install", "-qq", "-y", "--no-install-recommends", *names]) == 0
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    start(["apt-get", "update", "-qq"], quiet)  # when it fails, the lists that are there may still do
+    return start(["apt-get", "install", "-qq", "-y", "--no-install-recommends", *names], quiet) == 0
 
 
 def works(command: list[str]) -> bool:
@@ -191,9 +190,9 @@ def works(command: list[str]) -> bool:
         return False
 
 
-def start(command: list[str]) -> int:
-    """Run a command in the project's folder with this terminal; its exit code."""
-    return subprocess.run(command, check=False, cwd=ROOT).returncode
+def start(command: list[str], environment: dict[str, str] | None = None) -> int:
+    """Run a command in the project's folder with this terminal and further environment variables; its exit code."""
+    return subprocess.run(command, check=False, cwd=ROOT, env=os.environ | (environment or {})).returncode
 
 
 def say(sentence: str) -> None:
