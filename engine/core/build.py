@@ -1,0 +1,117 @@
+"""Compiles the kernels to object code, one instruction tier a process.
+
+    python -m engine.core.build TIER OUT.o
+
+Only this module and the kernels import numba; the running engine loads what
+this writes (`library.py`). A process serves one tier, because numba takes its
+target from the environment at import and because LLVM aborts the process on an
+instruction that the target lacks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from engine.errors import InternalError
+
+__all__ = ["TARGETS", "compile_tier"]
+
+TARGETS: Final[dict[str, tuple[str, str]]] = {
+    "generic": ("x86-64", ""),
+    "avx2": ("x86-64-v3", ""),
+    "avxvnni": ("x86-64-v3", "+avxvnni"),
+    "avx512vnni": ("x86-64-v4", "+avx512vnni"),
+    "amx": ("x86-64-v4", "+avx512vnni,+amx-tile,+amx-int8"),
+}
+"""LLVM's CPU name and extra features of each tier on x86-64; elsewhere the one tier is `generic` for any CPU."""
+
+
+def _target(tier: str) -> tuple[str, str]:
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return TARGETS[tier]
+    return "generic", ""
+
+
+def compile_tier(tier: str, out: Path) -> Iterator[str]:
+    """Compile in a child process, yielding its lines of progress ("done/total name"); writes `out` last.
+
+    Raises:
+        InternalError: the compiler failed; its last words are in the message
+    """
+    cpu, features = _target(tier)
+    environment = dict(os.environ, INGLENOOK_TIER=tier, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features)
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "engine.core.build", tier, str(out)]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as child:
+        assert child.stdout is not None and child.stderr is not None
+        try:
+            yield from (line.strip() for line in child.stdout)
+            trouble = child.stderr.read()
+        except GeneratorExit:
+            child.kill()
+            raise
+    if child.returncode != 0:
+        last = trouble.strip().splitlines()[-1:] or ["no message"]
+        message = f"the kernels for {tier} could not be compiled (exit code {child.returncode}): {last[0]}"
+        raise InternalError(message)
+
+
+def _module_of(function: Any, name: str, arguments: int) -> Any:
+    """`function` as an LLVM module that exports it under `name` with C calling convention."""
+    import llvmlite.binding as llvm
+    from numba import cfunc, types
+
+    names = ", ".join(f"a{i}" for i in range(arguments))
+    scope: dict[str, Any] = {"function": function}
+    exec(f"def entry({names}):\n    function({names})", scope)  # noqa: S102 - cfunc takes no varargs
+    compiled = cfunc(types.void(*[types.int64] * arguments), nopython=True, error_model="numpy")(scope["entry"])
+    module = llvm.parse_assembly(compiled._library.get_llvm_str())  # noqa: SLF001 - the linked module has no public name
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration and value.name != compiled.native_name:
+            value.linkage = llvm.Linkage.internal
+    exported = module.get_function(compiled.native_name)
+    exported.name, exported.linkage = name, llvm.Linkage.external
+    return module
+
+
+def _write(tier: str, out: Path) -> None:
+    import llvmlite.binding as llvm
+
+    from engine.core.kernels.entry import ENTRY_POINTS
+
+    cpu, features = _target(tier)
+    merged = None
+    for index, (name, (function, arguments)) in enumerate(ENTRY_POINTS.items()):
+        sys.stdout.write(f"{index}/{len(ENTRY_POINTS)} {name}\n")
+        sys.stdout.flush()
+        module = _module_of(function, name, arguments)
+        if merged is None:
+            merged = module
+        else:
+            merged.link_in(module)
+    assert merged is not None
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    machine = target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small")
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    builder.getModulePassManager().run(merged, builder)
+    foreign = [f.name for f in merged.functions if f.is_declaration and not f.name.startswith("llvm.")]
+    unknown = [name for name in foreign if name not in ("memset", "memcpy", "memmove")]
+    if unknown:
+        message = f"the kernels for {tier} call {', '.join(unknown)}, which the running engine does not have"
+        raise InternalError(message)
+    temporary = out.with_suffix(".tmp")
+    temporary.write_bytes(machine.emit_object(merged))
+    temporary.replace(out)
+    sys.stdout.write(f"{len(ENTRY_POINTS)}/{len(ENTRY_POINTS)} done\n")
+
+
+if __name__ == "__main__":
+    _write(sys.argv[1], Path(sys.argv[2]))

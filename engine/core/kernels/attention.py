@@ -1,0 +1,632 @@
+"""Rotary embedding, the paged KV cache, and attention over it.
+
+A page holds 64 positions of every layer; within it, each key/value head of a
+layer has its own run of bytes, so that a query sweeps it front to back:
+
+    int8  keys    int8 (head_dim / 2, 64, 2)       two dimensions of a position side by side
+          scales  f16  (head_dim / group, 64)
+          values  int8 (32, head_dim, 2)           two positions of a dimension side by side
+          scales  f16  (head_dim / group, 64)
+    f16   keys    f16  (head_dim, 64)
+          values  f16  (64, head_dim)
+
+No sum crosses lanes: scores have one position a lane, outputs one dimension.
+With int8 pages queries and probabilities are quantised to int16, so that both
+products are exact int32 sums (16-bit times 8-bit), one float step per group.
+
+The arithmetic of one query and head is canonical: positions are taken in
+chunks of 512, each from scratch (maximum, exponentials, sums), and folded in
+order. Tiles of queries, threads and the batch only change who computes it.
+"""
+
+import numpy as np
+
+from engine.core.kernels import fields as at
+from engine.core.kernels.common import load_float, share_first
+from engine.core.kernels.rows import normalise
+from engine.core.kernels.simd import (
+    kernel,
+    HAS_VNNI512,
+    absolute,
+    drop_first,
+    exp,
+    float32,
+    fma,
+    int32,
+    int64,
+    keep_first,
+    load_f16x16,
+    load_f32,
+    load_f32x16,
+    load_i8x32_as_i16,
+    load_i32,
+    load_i64,
+    max_lanes,
+    maximum,
+    prefetch_l1,
+    round_to_f16,
+    round_to_int,
+    splat_f32,
+    store_f16,
+    store_f32,
+    store_f32x16,
+    store_i8,
+    store_i64,
+    store_i32_as_i16,
+    sum_lanes,
+    tiles,
+    to_float,
+)
+from engine.core.operations import CHUNK_TOKENS, KV_INT8, PAGE_TOKENS
+
+CHUNK_PAGES = CHUNK_TOKENS // PAGE_TOKENS
+PARTIAL_HEAD = 16
+"""Floats before the output of a partial result: maximum, sum, then room to the next cache line."""
+TILE_ROWS = 32
+"""Query rows (token, head) that share a sweep over the pages."""
+
+
+# ------------------------------------------------- rotation and writing to pages
+
+
+@kernel
+def rotate(row, state, member, members):
+    """Norm, rotation and quantisation of queries; the same of keys, with values, into the pages.
+
+    source row: query heads, key heads, value heads, each head_dim float32. One unit of work is one
+    query head, or one key head with its value head.
+    """
+    tokens = load_i64(state + at.STATE_TOKENS)
+    positions, tables = load_i64(state + at.STATE_POSITIONS), load_i64(state + at.STATE_TOKEN_TABLES)
+    heads, kv_heads = load_i64(row + at.ROTATE_HEADS), load_i64(row + at.ROTATE_KV_HEADS)
+    head_dim, kind = load_i64(row + at.ROTATE_HEAD_DIM), load_i64(row + at.ROTATE_KV_KIND)
+    group = load_i64(row + at.ROTATE_KV_GROUP)
+    epsilon = load_float(row + at.ROTATE_EPSILON)
+    per_token = heads + kv_heads
+    units = tokens * per_token
+    for unit in range(share_first(units, member, members), share_first(units, member + 1, members)):
+        token, head = unit // per_token, unit % per_token
+        source = load_i64(row + at.ROTATE_SOURCE) + token * load_i64(row + at.ROTATE_SOURCE_STRIDE)
+        vector = source + head * head_dim * 4
+        norms = load_i64(row + at.ROTATE_Q_NORM) if head < heads else load_i64(row + at.ROTATE_K_NORM)
+        if norms != 0:
+            normalise(vector, head_dim, norms, epsilon, vector)
+        turn(row, vector, token)
+        if head < heads:
+            index = token * heads + head
+            put_query(row, vector, index, head_dim, kind, group)
+            continue
+        position = int64(load_i32(positions + 4 * token))
+        page = int64(load_i32(load_i64(tables + 8 * token) + 4 * (position // PAGE_TOKENS)))
+        kv_head = head - heads
+        place = (
+            load_i64(row + at.ROTATE_POOL)
+            + page * load_i64(row + at.ROTATE_PAGE_BYTES)
+            + kv_head * load_i64(row + at.ROTATE_HEAD_BYTES)
+        )
+        values = source + (heads + kv_heads + kv_head) * head_dim * 4
+        put_key_and_value(vector, values, place, position % PAGE_TOKENS, head_dim, kind, group)
+
+
+@kernel
+def turn(row, vector, token):
+    """Rotate the pairs of a head by the token's angles, in place (Su et al. 2021, "RoFormer")."""
+    angles = load_i64(row + at.ROTATE_ANGLES)
+    if angles == 0:
+        return
+    count = load_i64(row + at.ROTATE_ROTARY_DIM) // 2
+    cosines = angles + token * 8 * count
+    sines = cosines + 4 * count
+    if load_i64(row + at.ROTATE_INTERLEAVED):
+        step, other = 8, 4
+    else:
+        step, other = 4, 4 * count
+    for index in range(count):
+        first, second = vector + step * index, vector + step * index + other
+        x, y = load_f32(first), load_f32(second)
+        cosine, sine = load_f32(cosines + 4 * index), load_f32(sines + 4 * index)
+        store_f32(first, x * cosine - y * sine)
+        store_f32(second, y * cosine + x * sine)
+
+
+@kernel
+def largest_of(vector, count):
+    size = splat_f32(float32(0.0))
+    for column in range(0, count, 16):
+        size = maximum(absolute(load_f32x16(vector + 4 * column)), size)
+    return max_lanes(size)
+
+
+@kernel
+def put_query(row, vector, index, head_dim, kind, group):
+    """The query for this page kind: int16 with a scale per group, or float32; the attention scale is in it."""
+    scale = load_float(row + at.ROTATE_SCALE)
+    queries = load_i64(row + at.ROTATE_QUERIES)
+    if kind != KV_INT8:
+        scales = splat_f32(scale)
+        for column in range(0, head_dim, 16):
+            store_f32x16(queries + (index * head_dim + column) * 4, load_f32x16(vector + 4 * column) * scales)
+        return
+    groups = head_dim // group
+    for number in range(groups):
+        start = vector + 4 * number * group
+        size = largest_of(start, group)
+        factor = splat_f32(float32(32767.0) / size if size > float32(0.0) else float32(0.0))
+        for column in range(0, group, 16):
+            code = round_to_int(load_f32x16(start + 4 * column) * factor)
+            store_i32_as_i16(queries + (index * head_dim + number * group + column) * 2, code)
+        store_f32(
+            load_i64(row + at.ROTATE_QUERY_SCALES) + 4 * (index * groups + number), size / float32(32767.0) * scale
+        )
+
+
+@kernel
+def put_key_and_value(key, value, place, slot, head_dim, kind, group):
+    """Write position `slot` of a page."""
+    if kind != KV_INT8:
+        for column in range(head_dim):
+            store_f16(place + 2 * (column * PAGE_TOKENS + slot), load_f32(key + 4 * column))
+        values = place + 2 * head_dim * PAGE_TOKENS
+        for column in range(head_dim):
+            store_f16(values + 2 * (slot * head_dim + column), load_f32(value + 4 * column))
+        return
+    scales_bytes = head_dim // group * PAGE_TOKENS * 2
+    key_scales = place + head_dim * PAGE_TOKENS
+    values = key_scales + scales_bytes
+    value_scales = values + head_dim * PAGE_TOKENS
+    for number in range(head_dim // group):
+        first = number * group
+        factor = put_scale(key + 4 * first, group, key_scales + 2 * (number * PAGE_TOKENS + slot))
+        for column in range(first, first + group):
+            code = to_code(load_f32(key + 4 * column), factor)
+            store_i8(place + (column // 2) * 2 * PAGE_TOKENS + 2 * slot + column % 2, code)
+        factor = put_scale(value + 4 * first, group, value_scales + 2 * (number * PAGE_TOKENS + slot))
+        for column in range(first, first + group):
+            code = to_code(load_f32(value + 4 * column), factor)
+            store_i8(values + (slot // 2) * 2 * head_dim + 2 * column + slot % 2, code)
+
+
+@kernel
+def put_scale(vector, group, place):
+    """Store max |x| / 127 as a half; returns the factor that makes codes of x."""
+    scale = round_to_f16(largest_of(vector, group) / float32(127.0))
+    store_f16(place, scale)
+    return float32(1.0) / scale if scale > float32(0.0) else float32(0.0)
+
+
+@kernel
+def to_code(value, factor):
+    """The nearest integer of value * factor, at most 127 in size."""
+    scaled = min(max(value * factor, float32(-127.0)), float32(127.0))
+    return int32((scaled + float32(12582912.0)) - float32(12582912.0))
+
+
+# ----------------------------------------------------------- scores and outputs
+
+
+def int8_scores(tile):
+    """Scores of `tile.count` query rows with 32 positions of an int8 page."""
+    zero, dot, add_scaled, zero_sums = tile.zero_integers, tile.dot_halfwords, tile.add_scaled, tile.zero_sums
+    store, load = tile.store, tile.load
+
+    @kernel
+    def scores(queries, query_stride, scales, scale_stride, keys, key_scales, head_dim, group, out):
+        for number in range(head_dim // group):
+            low, high = zero(), zero()
+            for pair in range(number * group // 2, (number + 1) * group // 2):
+                line = keys + pair * 2 * PAGE_TOKENS
+                low = dot(low, load_i8x32_as_i16(line), queries + 4 * pair, query_stride)
+                high = dot(high, load_i8x32_as_i16(line + 32), queries + 4 * pair, query_stride)
+            if number == 0:
+                low_sums, high_sums = zero_sums(), zero_sums()
+            else:
+                low_sums, high_sums = load(out, 4 * CHUNK_TOKENS), load(out + 64, 4 * CHUNK_TOKENS)
+            at_scales = key_scales + 2 * number * PAGE_TOKENS
+            low_sums = add_scaled(low_sums, low, load_f16x16(at_scales), scales + 4 * number, scale_stride)
+            high_sums = add_scaled(high_sums, high, load_f16x16(at_scales + 32), scales + 4 * number, scale_stride)
+            store(out, 4 * CHUNK_TOKENS, low_sums)
+            store(out + 64, 4 * CHUNK_TOKENS, high_sums)
+
+    return scores
+
+
+def f16_scores(tile):
+    """Scores of `tile.count` query rows with 32 positions of an f16 page."""
+    zero_sums, add_products, store = tile.zero_sums, tile.add_products, tile.store
+
+    @kernel
+    def scores(queries, query_stride, scales, scale_stride, keys, key_scales, head_dim, group, out):
+        low, high = zero_sums(), zero_sums()
+        for column in range(head_dim):
+            line = keys + column * 2 * PAGE_TOKENS
+            low = add_products(low, load_f16x16(line), queries + 4 * column, query_stride)
+            high = add_products(high, load_f16x16(line + 32), queries + 4 * column, query_stride)
+        store(out, 4 * CHUNK_TOKENS, low)
+        store(out + 64, 4 * CHUNK_TOKENS, high)
+
+    return scores
+
+
+def int8_outputs(tile):
+    """32 dimensions of the outputs of `tile.count` rows over the pages of a chunk, from int16 probabilities."""
+    zero, dot, store = tile.zero_integers, tile.dot_halfwords, tile.store_scaled
+
+    @kernel
+    def outputs(pages, count, offset, row_bytes, probabilities, scales, width, out, out_stride):
+        low, high = zero(), zero()
+        for page in range(count):
+            values = load_i64(pages + 8 * page) + offset
+            after = load_i64(pages + 8 * page + 8) + offset
+            for pair in range(PAGE_TOKENS // 2):
+                p = probabilities + 2 * (page * PAGE_TOKENS + 2 * pair)
+                prefetch_l1(after + pair * row_bytes)
+                low = dot(low, load_i8x32_as_i16(values + pair * row_bytes), p, 2 * CHUNK_TOKENS)
+                if width > 16:
+                    high = dot(high, load_i8x32_as_i16(values + pair * row_bytes + 32), p, 2 * CHUNK_TOKENS)
+        store(out, out_stride, low, scales)
+        if width > 16:
+            store(out + 64, out_stride, high, scales)
+
+    return outputs
+
+
+def f16_outputs(tile):
+    """32 dimensions of the outputs of `tile.count` rows over the pages of a chunk."""
+    zero_sums, add_products, store = tile.zero_sums, tile.add_products, tile.store
+
+    @kernel
+    def outputs(pages, count, offset, row_bytes, probabilities, scales, width, out, out_stride):
+        low, high = zero_sums(), zero_sums()
+        for page in range(count):
+            values = load_i64(pages + 8 * page) + offset
+            after = load_i64(pages + 8 * page + 8) + offset
+            for slot in range(PAGE_TOKENS):
+                p = probabilities + 4 * (page * PAGE_TOKENS + slot)
+                prefetch_l1(after + slot * row_bytes)
+                low = add_products(low, load_f16x16(values + slot * row_bytes), p, 4 * CHUNK_TOKENS)
+                if width > 16:
+                    high = add_products(high, load_f16x16(values + slot * row_bytes + 32), p, 4 * CHUNK_TOKENS)
+        store(out, out_stride, low)
+        if width > 16:
+            store(out + 64, out_stride, high)
+
+    return outputs
+
+
+LARGE, MEDIUM = (4, 2) if HAS_VNNI512 else (2, 2)
+"""Rows of a register tile: what 32 wide, or 16 narrow, registers hold beside two vectors of keys."""
+
+_LARGE, _MEDIUM, _SMALL = tiles(LARGE), tiles(MEDIUM), tiles(1)
+scores_int8_large, scores_int8_medium, scores_int8_small = (int8_scores(t) for t in (_LARGE, _MEDIUM, _SMALL))
+scores_f16_large, scores_f16_medium, scores_f16_small = (f16_scores(t) for t in (_LARGE, _MEDIUM, _SMALL))
+outputs_int8_large, outputs_int8_medium, outputs_int8_small = (int8_outputs(t) for t in (_LARGE, _MEDIUM, _SMALL))
+outputs_f16_large, outputs_f16_medium, outputs_f16_small = (f16_outputs(t) for t in (_LARGE, _MEDIUM, _SMALL))
+
+
+@kernel
+def page_scores(rows, kind, queries, query_stride, scales, scale_stride, place, head_dim, group, out):
+    """Scores of all rows of a tile with the 64 positions of one page."""
+    key_scales = place + head_dim * PAGE_TOKENS
+    for half in range(2):
+        keys = place + 64 * half
+        half_scales, half_out = key_scales + 64 * half, out + 128 * half
+        index = int64(0)
+        while index < rows:
+            q, s = queries + index * query_stride, scales + index * scale_stride
+            o = half_out + index * 4 * CHUNK_TOKENS
+            left = rows - index
+            if kind == KV_INT8:
+                if left >= LARGE:
+                    scores_int8_large(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
+                elif left >= MEDIUM:
+                    scores_int8_medium(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
+                else:
+                    scores_int8_small(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
+            elif left >= LARGE:
+                scores_f16_large(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
+            elif left >= MEDIUM:
+                scores_f16_medium(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
+            else:
+                scores_f16_small(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
+            index += LARGE if left >= LARGE else (MEDIUM if left >= MEDIUM else 1)
+
+
+@kernel
+def softmax(scores, first, last, vectors):
+    """exp(score - maximum) of positions first..last, 0 elsewhere; in place. Returns maximum and sum.
+
+    The sum has 16 lanes, each in order of position, joined as a tree.
+    """
+    largest = splat_f32(float32(-np.inf))
+    for vector in range(vectors):
+        x = keep_first(load_f32x16(scores + 64 * vector), int32(last - 16 * vector))
+        x = drop_first(x, int32(first - 16 * vector))
+        store_f32x16(scores + 64 * vector, x)
+        largest = maximum(x, largest)
+    top = max_lanes(largest)
+    if top == float32(-np.inf):
+        top = float32(0.0)  # a query that sees nothing here: all its exponentials become 0
+    tops, total = splat_f32(top), splat_f32(float32(0.0))
+    for vector in range(vectors):
+        x = exp(load_f32x16(scores + 64 * vector) - tops)
+        store_f32x16(scores + 64 * vector, x)
+        total = total + x
+    return top, sum_lanes(total)
+
+
+@kernel
+def weigh(probabilities, pages, offset, vectors, out):
+    """Probabilities times the values' scales, as int16; returns the scale that undoes it.
+
+    pages   addresses of the chunk's page runs; the scales (f16, 64 a page) lie at `offset`
+    out     int16 (512,)
+    """
+    largest = splat_f32(float32(0.0))
+    for vector in range(vectors):
+        scales = load_f16x16(load_i64(pages + 8 * (vector // 4)) + offset + 32 * (vector % 4))
+        largest = maximum(load_f32x16(probabilities + 64 * vector) * scales, largest)
+    size = max_lanes(largest)
+    factor = splat_f32(float32(32767.0) / size if size > float32(0.0) else float32(0.0))
+    for vector in range(vectors):
+        scales = load_f16x16(load_i64(pages + 8 * (vector // 4)) + offset + 32 * (vector % 4))
+        store_i32_as_i16(out + 32 * vector, round_to_int((load_f32x16(probabilities + 64 * vector) * scales) * factor))
+    return size / float32(32767.0)
+
+
+@kernel
+def chunk_outputs(rows, kind, pages, count, place_of_values, head_dim, group, scores, halves, scales, out, out_stride):
+    """out[r] = sum over the chunk of probability * value, for all rows of a tile."""
+    vectors = 4 * count
+    if kind == KV_INT8:
+        width, row_bytes = min(group, 32), 2 * head_dim
+        values_scales = place_of_values + head_dim * PAGE_TOKENS
+    else:
+        width, row_bytes = 32, 2 * head_dim
+        values_scales = place_of_values
+    for number in range((head_dim + width - 1) // width):
+        first = number * width
+        wide = min(width, head_dim - first)
+        if kind == KV_INT8:
+            for index in range(rows):
+                scale = weigh(
+                    scores + index * 4 * CHUNK_TOKENS,
+                    pages,
+                    values_scales + first // group * 2 * PAGE_TOKENS,
+                    vectors,
+                    halves + index * 2 * CHUNK_TOKENS,
+                )
+                store_f32(scales + 4 * index, scale)
+        index = int64(0)
+        while index < rows:
+            left = rows - index
+            o = out + index * out_stride + 4 * first
+            offset = place_of_values + 2 * first
+            if kind == KV_INT8:
+                p, s = halves + index * 2 * CHUNK_TOKENS, scales + 4 * index
+                if left >= LARGE:
+                    outputs_int8_large(pages, count, offset, row_bytes, p, s, wide, o, out_stride)
+                elif left >= MEDIUM:
+                    outputs_int8_medium(pages, count, offset, row_bytes, p, s, wide, o, out_stride)
+                else:
+                    outputs_int8_small(pages, count, offset, row_bytes, p, s, wide, o, out_stride)
+            else:
+                p = scores + index * 4 * CHUNK_TOKENS
+                if left >= LARGE:
+                    outputs_f16_large(pages, count, offset, row_bytes, p, scales, wide, o, out_stride)
+                elif left >= MEDIUM:
+                    outputs_f16_medium(pages, count, offset, row_bytes, p, scales, wide, o, out_stride)
+                else:
+                    outputs_f16_small(pages, count, offset, row_bytes, p, scales, wide, o, out_stride)
+            index += LARGE if left >= LARGE else (MEDIUM if left >= MEDIUM else 1)
+
+
+@kernel
+def fold(total, part, head_dim):
+    """total <- total joined with part, both [maximum, sum, ..., output] with outputs not yet divided."""
+    before, new = load_f32(total), load_f32(part)
+    top = max(before, new)
+    pair = exp(splat_f32(before - top))
+    keep = max_lanes(pair)
+    gain = max_lanes(exp(splat_f32(new - top)))
+    store_f32(total, top)
+    store_f32(total + 4, load_f32(total + 4) * keep + load_f32(part + 4) * gain)
+    keeps, gains = splat_f32(keep), splat_f32(gain)
+    for column in range(0, head_dim, 16):
+        place = total + 4 * (PARTIAL_HEAD + column)
+        joined = fma(load_f32x16(part + 4 * (PARTIAL_HEAD + column)), gains, load_f32x16(place) * keeps)
+        store_f32x16(place, joined)
+
+
+@kernel
+def divide(total, head_dim, out):
+    """The output of a query: the folded sum of values over the folded sum of probabilities."""
+    inverse = splat_f32(float32(1.0) / load_f32(total + 4))
+    for column in range(0, head_dim, 16):
+        store_f32x16(out + 4 * column, load_f32x16(total + 4 * (PARTIAL_HEAD + column)) * inverse)
+
+
+# ----------------------------------------------------------------- the operation
+
+
+@kernel
+def first_visible(position, window):
+    return max(int64(0), position - window + 1) if window > 0 else int64(0)
+
+
+@kernel
+def attend(row, state, member, members):
+    """Attention of the batch's queries over their pages.
+
+    A segment of one token (decoding) is shared among the members by chunk and key/value head, its
+    partial results are folded by `merge`; longer segments (prefill) by tile of tokens and head.
+    """
+    segments, table = load_i64(state + at.STATE_SEGMENTS), load_i64(state + at.STATE_SEGMENT_TABLE)
+    kv_heads = load_i64(row + at.ATTEND_KV_HEADS)
+    window = load_i64(row + at.ATTEND_WINDOW)
+    repeats = load_i64(row + at.ATTEND_HEADS) // kv_heads
+    tile_tokens = max(int64(1), TILE_ROWS // repeats)
+    unit = int64(0)
+    for segment in range(segments):
+        entry = table + 32 * segment
+        first_row, count, start = load_i64(entry), load_i64(entry + 8), load_i64(entry + 16)
+        pages = load_i64(entry + 24)
+        if count == 1:
+            low, high = first_visible(start, window) // CHUNK_TOKENS, start // CHUNK_TOKENS
+            for chunk in range(low, high + 1):
+                for kv_head in range(kv_heads):
+                    if unit % members == member:
+                        partial = load_i64(row + at.ATTEND_PARTIALS)
+                        attend_tile(row, state, member, first_row, 1, start, pages, kv_head, chunk, chunk, partial, segment)
+                    unit += 1
+            continue
+        for tile in range((count + tile_tokens - 1) // tile_tokens):
+            first = tile * tile_tokens
+            tokens = min(tile_tokens, count - first)
+            position = start + first
+            low = first_visible(position, window) // CHUNK_TOKENS
+            high = (position + tokens - 1) // CHUNK_TOKENS
+            for kv_head in range(kv_heads):
+                if unit % members == member:
+                    attend_tile(row, state, member, first_row + first, tokens, position, pages, kv_head, low, high, 0, 0)
+                unit += 1
+
+
+@kernel
+def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, low, high, partials, segment):
+    """Chunks low..high of one key/value head for `tokens` consecutive queries.
+
+    partials 0: fold the chunks and write the outputs. Otherwise (one token, one chunk): leave the
+    chunk's result where `merge` looks for it.
+    """
+    heads, kv_heads = load_i64(row + at.ATTEND_HEADS), load_i64(row + at.ATTEND_KV_HEADS)
+    head_dim, window = load_i64(row + at.ATTEND_HEAD_DIM), load_i64(row + at.ATTEND_WINDOW)
+    kind, group = load_i64(row + at.ATTEND_KV_KIND), load_i64(row + at.ATTEND_KV_GROUP)
+    repeats = heads // kv_heads
+    rows = tokens * repeats
+    size = 2 if kind == KV_INT8 else 4
+    groups = head_dim // group
+    part_bytes = 4 * (PARTIAL_HEAD + head_dim)
+
+    # The thread's scratch: page addresses, gathered queries, scores, int16 probabilities, results.
+    scratch = load_i64(state + at.STATE_SCRATCH) + member * load_i64(state + at.STATE_SCRATCH_BYTES)
+    pages, scales = scratch, scratch + 128
+    queries = scales + (rows * 4 + 63) // 64 * 64
+    query_scales = queries + rows * head_dim * 4
+    scores = query_scales + rows * 64
+    halves = scores + rows * 4 * CHUNK_TOKENS
+    parts = halves + rows * 2 * CHUNK_TOKENS
+    totals = parts + rows * part_bytes
+
+    for index in range(rows):
+        token, head = first_row + index // repeats, kv_head * repeats + index % repeats
+        source = load_i64(row + at.ATTEND_QUERIES) + (token * heads + head) * head_dim * size
+        for word in range(0, head_dim * size, 4):
+            store_f32(queries + index * head_dim * size + word, load_f32(source + word))
+        if kind == KV_INT8:
+            source = load_i64(row + at.ATTEND_QUERY_SCALES) + (token * heads + head) * groups * 4
+            for number in range(groups):
+                store_f32(query_scales + 4 * (index * groups + number), load_f32(source + 4 * number))
+
+    head_place = load_i64(row + at.ATTEND_POOL) + kv_head * load_i64(row + at.ATTEND_HEAD_BYTES)
+    page_bytes = load_i64(row + at.ATTEND_PAGE_BYTES)
+    if kind == KV_INT8:
+        place_of_values = head_dim * PAGE_TOKENS + groups * PAGE_TOKENS * 2
+    else:
+        place_of_values = 2 * head_dim * PAGE_TOKENS
+
+    for chunk in range(low, high + 1):
+        begin = chunk * CHUNK_TOKENS
+        visible = min(start + tokens - begin, int64(CHUNK_TOKENS))
+        count = (visible + PAGE_TOKENS - 1) // PAGE_TOKENS
+        # Pages that no query of the tile sees any more may be gone: the first that counts stands for them.
+        dead = max(int64(0), first_visible(start, window) - begin) // PAGE_TOKENS
+        for page in range(count):
+            number = int64(load_i32(table + 4 * (chunk * CHUNK_PAGES + max(page, dead))))
+            store_i64(pages + 8 * page, head_place + number * page_bytes)
+        store_i64(pages + 8 * count, load_i64(pages + 8 * (count - 1)))
+        for page in range(count):
+            page_scores(
+                rows,
+                kind,
+                queries,
+                head_dim * size,
+                query_scales,
+                4 * groups,
+                load_i64(pages + 8 * page),
+                head_dim,
+                group,
+                scores + 256 * page,
+            )
+        for index in range(rows):
+            position = start + index // repeats - begin
+            top, total = softmax(
+                scores + index * 4 * CHUNK_TOKENS,
+                first_visible(position + begin, window) - begin,
+                position + 1,
+                4 * count,
+            )
+            store_f32(parts + index * part_bytes, top)
+            store_f32(parts + index * part_bytes + 4, total)
+        chunk_outputs(
+            rows,
+            kind,
+            pages,
+            count,
+            place_of_values,
+            head_dim,
+            group,
+            scores,
+            halves,
+            scales,
+            parts + 4 * PARTIAL_HEAD,
+            part_bytes,
+        )
+        for index in range(rows):
+            part = parts + index * part_bytes
+            if partials != 0:
+                chunks = load_i64(row + at.ATTEND_PARTIAL_CHUNKS)
+                head = kv_head * repeats + index
+                copy_floats(partials + ((segment * heads + head) * chunks + chunk) * part_bytes, part, part_bytes)
+                continue
+            position = start + index // repeats
+            if position < begin or first_visible(position, window) >= begin + CHUNK_TOKENS:
+                continue  # this query sees nothing of the chunk
+            if chunk == first_visible(position, window) // CHUNK_TOKENS:
+                copy_floats(totals + index * part_bytes, part, part_bytes)
+            else:
+                fold(totals + index * part_bytes, part, head_dim)
+    if partials != 0:
+        return
+    for index in range(rows):
+        token, head = first_row + index // repeats, kv_head * repeats + index % repeats
+        out = load_i64(row + at.ATTEND_OUT) + token * load_i64(row + at.ATTEND_OUT_STRIDE) + head * head_dim * 4
+        divide(totals + index * part_bytes, head_dim, out)
+
+
+@kernel
+def copy_floats(out, source, size):
+    for offset in range(0, size, 64):
+        store_f32x16(out + offset, load_f32x16(source + offset))
+
+
+@kernel
+def merge(row, state, member, members):
+    """Fold the chunks of segments of one token, in order."""
+    segments, table = load_i64(state + at.STATE_SEGMENTS), load_i64(state + at.STATE_SEGMENT_TABLE)
+    heads, head_dim = load_i64(row + at.MERGE_HEADS), load_i64(row + at.MERGE_HEAD_DIM)
+    window, chunks = load_i64(row + at.MERGE_WINDOW), load_i64(row + at.MERGE_PARTIAL_CHUNKS)
+    part_bytes = 4 * (PARTIAL_HEAD + head_dim)
+    units = segments * heads
+    for unit in range(share_first(units, member, members), share_first(units, member + 1, members)):
+        segment, head = unit // heads, unit % heads
+        entry = table + 32 * segment
+        if load_i64(entry + 8) != 1:
+            continue
+        position = load_i64(entry + 16)
+        first = load_i64(row + at.MERGE_PARTIALS) + (segment * heads + head) * chunks * part_bytes
+        low = first_visible(position, window) // CHUNK_TOKENS
+        total = first + low * part_bytes
+        for chunk in range(low + 1, position // CHUNK_TOKENS + 1):
+            fold(total, first + chunk * part_bytes, head_dim)
+        out = load_i64(row + at.MERGE_OUT) + load_i64(entry) * load_i64(row + at.MERGE_OUT_STRIDE) + head * head_dim * 4
+        divide(total, head_dim, out)

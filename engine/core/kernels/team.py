@@ -1,0 +1,167 @@
+"""A team of threads that executes a table of operations, meeting at a barrier after each.
+
+Every member sits in one call for the life of the engine. Between steps the
+workers spin briefly, then sleep on a word of the control block; at a barrier a
+member spins, then sleeps, so a partner that lost its core costs no spinning.
+
+Control block, int64 words a cache line (8 words) apart, so that members do not
+disturb one another; see `CONTROL`.
+"""
+
+
+from engine.core.control import CONTROL, LEAD, WORK
+from engine.core.kernels import attention, matmul, rows
+from engine.core.kernels.simd import atomic_add, atomic_load, atomic_store, call_address, kernel, load_i64, pause, store_i64
+from engine.core.operations import ROW_WORDS, Opcode
+
+ARRIVED, GENERATION, BARRIER_SLEEPERS = (8 * CONTROL[n] for n in ("arrived", "generation", "barrier_sleepers"))
+SEQUENCE, SLEEPERS, COMMAND = (8 * CONTROL[n] for n in ("sequence", "sleepers", "command"))
+PROGRAM, OPERATIONS, STATE, MEMBERS = (8 * CONTROL[n] for n in ("program", "operations", "state", "members"))
+CANCEL, STOP_AT = 8 * CONTROL["cancel"], 8 * CONTROL["stop_at"]
+WAIT, WAKE, SYSTEM, NUMBER = (8 * CONTROL[n] for n in ("wait", "wake", "system", "number"))
+EXPECTED = 8 * CONTROL["expected"]
+
+SPINS_AT_BARRIER = 2000
+SPINS_BETWEEN_STEPS = 20000
+
+EMBED, ANGLES, NORM, QUANTISE, ACTIVATE, MATMUL, ROTATE, ATTEND, MERGE = (int(opcode) for opcode in Opcode)
+
+
+@kernel
+def sleep_while(control, word, value, member):
+    """Sleep while the low half of the int64 at `word` is `value`; may wake early."""
+    system, wait = load_i64(control + SYSTEM), load_i64(control + WAIT)
+    if system == 0:  # Linux: futex(word, FUTEX_WAIT_PRIVATE, value)
+        call_address(wait, load_i64(control + NUMBER), word, 128, value, 0, 0, 0)
+    elif system == 1:  # Windows: WaitOnAddress(word, &value, 4 bytes, no limit)
+        expected = control + EXPECTED + 64 * member
+        store_i64(expected, value)
+        call_address(wait, word, expected, 4, 0xFFFFFFFF, 0, 0, 0)
+    else:  # usleep(100)
+        call_address(wait, 100, 0, 0, 0, 0, 0, 0)
+
+
+@kernel
+def wake_all(control, word):
+    system, wake = load_i64(control + SYSTEM), load_i64(control + WAKE)
+    if system == 0:  # futex(word, FUTEX_WAKE_PRIVATE, everyone)
+        call_address(wake, load_i64(control + NUMBER), word, 129, 1 << 30, 0, 0, 0)
+    elif system == 1:  # WakeByAddressAll(word)
+        call_address(wake, word, 0, 0, 0, 0, 0, 0)
+
+
+@kernel
+def barrier(control, member, members):
+    """Wait until every member is here."""
+    if members == 1:
+        return
+    generation = atomic_load(control + GENERATION)
+    if atomic_add(control + ARRIVED, 1) == members - 1:
+        atomic_store(control + ARRIVED, 0)
+        # Sequentially consistent, so it is ordered before the look at the sleepers.
+        atomic_add(control + GENERATION, 1)
+        if atomic_load(control + BARRIER_SLEEPERS) > 0:
+            wake_all(control, control + GENERATION)
+        return
+    spins = 0
+    while atomic_load(control + GENERATION) == generation:
+        spins += 1
+        if spins < SPINS_AT_BARRIER:
+            pause()
+        else:
+            atomic_add(control + BARRIER_SLEEPERS, 1)
+            sleep_while(control, control + GENERATION, generation, member)
+            atomic_add(control + BARRIER_SLEEPERS, -1)
+
+
+@kernel
+def execute(row, state, member, members):
+    """One operation's share of one member."""
+    opcode = load_i64(row)
+    if opcode == MATMUL:
+        matmul.matmul(row, state, member, members)
+    elif opcode == NORM:
+        rows.norm(row, state, member, members)
+    elif opcode == QUANTISE:
+        rows.quantise(row, state, member, members)
+    elif opcode == ACTIVATE:
+        rows.activate(row, state, member, members)
+    elif opcode == ROTATE:
+        attention.rotate(row, state, member, members)
+    elif opcode == ATTEND:
+        attention.attend(row, state, member, members)
+    elif opcode == MERGE:
+        attention.merge(row, state, member, members)
+    elif opcode == EMBED:
+        rows.embed(row, state, member, members)
+    elif opcode == ANGLES:
+        rows.angles(row, state, member, members)
+
+
+@kernel
+def step(member, control):
+    """Execute the program; all members stop after the same operation when cancelled."""
+    members = load_i64(control + MEMBERS)
+    row, state = load_i64(control + PROGRAM), load_i64(control + STATE)
+    for index in range(load_i64(control + OPERATIONS)):
+        execute(row, state, member, members)
+        # Only the leader looks at the flag, and it names the operation after which to stop before
+        # it arrives: a member still leaving the previous barrier cannot mistake it for its own.
+        if member == 0 and atomic_load(control + CANCEL) != 0:
+            atomic_store(control + STOP_AT, index)
+        barrier(control, member, members)
+        if atomic_load(control + STOP_AT) == index:
+            # Nobody leaves, and the leader starts no other step, before all have read this.
+            barrier(control, member, members)
+            return
+        row += 8 * ROW_WORDS
+
+
+@kernel
+def work(member, control):
+    """A worker's whole life: wait for a step, execute it, until told to leave."""
+    sequence = 0
+    while True:
+        spins = 0
+        while atomic_load(control + SEQUENCE) == sequence:
+            spins += 1
+            if spins < SPINS_BETWEEN_STEPS:
+                pause()
+            else:
+                atomic_add(control + SLEEPERS, 1)
+                sleep_while(control, control + SEQUENCE, sequence, member)
+                atomic_add(control + SLEEPERS, -1)
+        sequence += 1
+        if atomic_load(control + COMMAND) < 0:
+            return
+        step(member, control)
+
+
+@kernel
+def lead(control):
+    """One step, by the engine's own thread as member 0, with the workers."""
+    atomic_store(control + STOP_AT, -1)
+    atomic_store(control + COMMAND, 1)
+    atomic_add(control + SEQUENCE, 1)
+    if atomic_load(control + SLEEPERS) > 0:
+        wake_all(control, control + SEQUENCE)
+    step(0, control)
+
+
+@kernel
+def dismiss(control):
+    """Send the workers home."""
+    atomic_store(control + COMMAND, -1)
+    atomic_add(control + SEQUENCE, 1)
+    wake_all(control, control + SEQUENCE)
+
+
+@kernel
+def enter(role, member, control):
+    """The one way in: as leader for one step, as worker for life, or to dismiss the workers."""
+    if role == LEAD:
+        lead(control)
+    elif role == WORK:
+        work(member, control)
+    else:
+        dismiss(control)

@@ -1,0 +1,110 @@
+"""Loads compiled kernels by address: from the program's own shared libraries, else from object code in the cache.
+
+Does not import numba. Objects are named after everything that decides their
+content (kernel sources, numba's version, tier, machine), so an edited kernel
+or another CPU never meets an old object; a damaged one is compiled again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from engine.core import build
+from engine.errors import InternalError
+
+__all__ = ["Kernels", "load_kernels"]
+
+_SIGNATURES: Final = {"enter": 3, "read": 3}
+
+
+class Kernels:
+    """The entry points of one tier, callable with int64 arguments; the GIL is released meanwhile."""
+
+    def __init__(self, tier: str, addresses: dict[str, int], owner: Any) -> None:
+        self.tier = tier
+        self._owner = owner  # keeps the code mapped
+        for name, count in _SIGNATURES.items():
+            setattr(self, name, ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)(addresses[name]))
+
+    enter: Any
+    read: Any
+
+
+def load_kernels(tier: str, cache: Path, shipped: Path | None = None) -> Iterator[str | Kernels]:
+    """Yields lines of progress while compiling (none when compiled before), then the `Kernels`.
+
+    Args:
+        tier: instruction tier, one of `build.TARGETS`
+        cache: folder for object code, made when missing
+        shipped: folder of the packaged program's shared libraries
+
+    Raises:
+        InternalError: the kernels can be neither found nor compiled
+    """
+    if shipped is not None:
+        path = shipped / f"kernels-{tier}{'.dll' if sys.platform == 'win32' else '.so'}"
+        library = ctypes.CDLL(str(path))
+        addresses = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _SIGNATURES}
+        yield Kernels(tier, addresses, library)
+        return
+    folder = cache / "kernels"
+    path = folder / f"{tier}-{_key(tier)}.o"
+    sealed = _unsealed(path)
+    if sealed is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield from build.compile_tier(tier, path)
+        _seal(path)
+        sealed = _unsealed(path)
+        if sealed is None:
+            message = f"the compiled kernels in {path} cannot be read back; is the disk sound?"
+            raise InternalError(message)
+    yield _loaded(tier, sealed)
+
+
+def _key(tier: str) -> str:
+    """A hash of all that decides the object code."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted((*(root / "kernels").glob("*.py"), *(root / f"{n}.py" for n in ("build", "control", "operations")))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for package in ("numba", "llvmlite"):
+        digest.update(importlib.metadata.version(package).encode() + b"\0")
+    digest.update(f"{tier} {sys.platform} {platform.machine()}".encode())
+    return digest.hexdigest()[:20]
+
+
+def _seal(path: Path) -> None:
+    """Append the SHA-256 of the object, by which damage is seen."""
+    data = path.read_bytes()
+    temporary = path.with_suffix(".sealed")
+    temporary.write_bytes(data + hashlib.sha256(data).digest())
+    temporary.replace(path)
+
+
+def _unsealed(path: Path) -> bytes | None:
+    """The object, or None when it is missing or damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    return data[:-32] if len(data) > 32 and hashlib.sha256(data[:-32]).digest() == data[-32:] else None
+
+
+def _loaded(tier: str, code: bytes) -> Kernels:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    engine = llvm.create_mcjit_compiler(
+        llvm.parse_assembly(""), llvm.Target.from_default_triple().create_target_machine()
+    )
+    engine.add_object_file(llvm.object_file.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return Kernels(tier, {name: engine.get_function_address(name) for name in _SIGNATURES}, engine)

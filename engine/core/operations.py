@@ -1,0 +1,184 @@
+"""The table that a decoder is lowered to: operation rows, their fields, the state of one step.
+
+Plain numbers shared by the kernels (which read them by address) and the
+lowering (which writes them). An operation is `ROW_WORDS` int64 words: the
+opcode, then its fields in the order of `FIELDS`. Floats travel as the bits of
+a float64. Addresses are absolute.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "CHUNK_TOKENS",
+    "FIELDS",
+    "KV_F16",
+    "KV_INT8",
+    "PAGE_TOKENS",
+    "ROW_WORDS",
+    "STATE",
+    "STATE_WORDS",
+    "Activation",
+    "Opcode",
+    "Program",
+    "RowSet",
+    "WeightKind",
+    "float_bits",
+]
+
+ROW_WORDS: Final = 40
+PAGE_TOKENS: Final = 64
+"""Positions that one page of the KV cache holds."""
+CHUNK_TOKENS: Final = 512
+"""Attention folds its result in runs of this many positions; part of the canonical arithmetic."""
+
+
+class Opcode(IntEnum):
+    """What an operation does; the kernel of that name does it."""
+
+    EMBED = 1
+    ANGLES = 2
+    NORM = 3
+    QUANTISE = 4
+    ACTIVATE = 5
+    MATMUL = 6
+    ROTATE = 7
+    ATTEND = 8
+    MERGE = 9
+
+
+class WeightKind(IntEnum):
+    """How a kernel reads packed weights (`quant.FORMATS`)."""
+
+    Q4 = 0
+    Q8 = 1
+    F16 = 2
+    BF16 = 3
+    F32 = 4
+
+
+class RowSet(IntEnum):
+    """Which rows of the batch an operation works on."""
+
+    TOKENS = 0
+    WANTED = 1
+
+
+class Activation(IntEnum):
+    """The non-linearity of a feed-forward block."""
+
+    SILU = 0
+    GELU_TANH = 1
+
+
+_WEIGHTS = ("kind", "panels", "meta", "blocks", "columns", "group", "factor")
+# Where activations go or come from: int8 with scale and sum per group, or float32 when group is 0.
+_ACTIVATIONS = ("x_group", "x_codes", "x_stride", "x_scales", "x_sums", "x_scale_stride", "x_columns")
+
+FIELDS: Final[dict[Opcode, tuple[str, ...]]] = {
+    Opcode.EMBED: (*_WEIGHTS, "out", "out_stride", "width", "scale"),
+    Opcode.ANGLES: ("frequencies", "count", "out", "attention_factor"),
+    Opcode.NORM: (*_ACTIVATIONS, "rows", "source", "source_stride", "width", "weight", "epsilon"),
+    Opcode.QUANTISE: (*_ACTIVATIONS, "rows", "source", "source_stride", "width"),
+    Opcode.ACTIVATE: (*_ACTIVATIONS, "rows", "source", "source_stride", "width", "function"),
+    Opcode.MATMUL: (*_ACTIVATIONS, "rows", *_WEIGHTS, "bias", "out", "out_stride", "add"),
+    Opcode.ROTATE: (
+        "source",
+        "source_stride",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "rotary_dim",
+        "interleaved",
+        "angles",
+        "q_norm",
+        "k_norm",
+        "epsilon",
+        "scale",
+        "kv_kind",
+        "kv_group",
+        "pool",
+        "page_bytes",
+        "head_bytes",
+        "queries",
+        "query_scales",
+    ),
+    Opcode.ATTEND: (
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "window",
+        "kv_kind",
+        "kv_group",
+        "pool",
+        "page_bytes",
+        "head_bytes",
+        "queries",
+        "query_scales",
+        "out",
+        "out_stride",
+        "partials",
+        "partial_chunks",
+    ),
+    Opcode.MERGE: ("heads", "head_dim", "window", "out", "out_stride", "partials", "partial_chunks"),
+}
+
+STATE: Final = (
+    "tokens",
+    "ids",
+    "positions",
+    "wanted",
+    "wanted_rows",
+    "segments",
+    "segment_table",
+    "token_tables",
+    "scratch",
+    "scratch_bytes",
+)
+"""Words of the step's state: counts and addresses.
+
+ids, positions  int32 (tokens,)
+wanted_rows     int32 (wanted,)        rows whose logits are computed
+segment_table   int64 (segments, 4)    first row, rows, first position, address of the int32 page table
+token_tables    int64 (tokens,)        address of the int32 page table of the token's sequence
+scratch         scratch_bytes of working memory for each thread, one after the other
+"""
+
+STATE_WORDS: Final = 16
+KV_INT8: Final = 0
+KV_F16: Final = 1
+
+
+def float_bits(value: float) -> int:
+    """A float as the int64 that carries its float64 bits."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+class Program:
+    """Operations in order, written once at load, executed at every step."""
+
+    def __init__(self) -> None:
+        self._rows: list[list[int]] = []
+
+    def add(self, opcode: Opcode, **values: int | float) -> None:
+        """Append an operation; every field must be given, floats are converted."""
+        names = FIELDS[opcode]
+        if set(values) != set(names):
+            message = f"{opcode.name} wants the fields {names}, got {tuple(values)}"
+            raise ValueError(message)
+        row = [int(opcode)]
+        row += [float_bits(value) if isinstance(value, float) else int(value) for value in (values[n] for n in names)]
+        self._rows.append(row + [0] * (ROW_WORDS - len(row)))
+
+    def table(self) -> NDArray[np.int64]:
+        """int64 (operations, ROW_WORDS)"""
+        return np.array(self._rows, np.int64).reshape(-1, ROW_WORDS)
+
+    def __len__(self) -> int:
+        return len(self._rows)
