@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,8 @@ class Buffer:
         everything = np.frombuffer(mapping, np.uint8)
         start = -everything.ctypes.data % _HUGE_PAGE if huge else 0
         if huge and sys.platform == "linux":
-            try:
+            with suppress(OSError):  # a kernel without huge pages: slower, not wrong
                 mapping.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without huge pages: slower, not wrong
         self.view: NDArray[np.uint8] = everything[start : start + size]
         self.address = int(self.view.ctypes.data)
         self.size = size
@@ -77,9 +76,10 @@ class Buffer:
         if sys.platform == "win32":
             kernel = ctypes.WinDLL("kernel32")
             kernel.VirtualLock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-            return bool(kernel.VirtualLock(self.address, self.size))
+            locked = kernel.VirtualLock(self.address, self.size) != 0
         else:
-            return ctypes.CDLL(None).mlock(ctypes.c_void_p(self.address), ctypes.c_size_t(self.size)) == 0
+            locked = ctypes.CDLL(None).mlock(ctypes.c_void_p(self.address), ctypes.c_size_t(self.size)) == 0
+        return bool(locked)
 
     def close(self) -> None:
         """Give the memory back, as soon as no view of it is left. Kernels must not use the address any more."""

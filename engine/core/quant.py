@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from engine.core.memory import aligned
 from engine.errors import InputError
 
 __all__ = ["ALIGNMENT", "BLOCK_ROWS", "FORMATS", "Codes", "Format", "Layout", "Packed", "Part", "magnitude"]
@@ -212,9 +213,7 @@ class Layout:
 
     def empty(self) -> Bytes:
         """A zeroed buffer of the right size, beginning on a multiple of 64 bytes."""
-        room = np.zeros(self.bytes + ALIGNMENT, np.uint8)
-        start = -room.ctypes.data % ALIGNMENT
-        return room[start : start + self.bytes]
+        return aligned(self.bytes, np.uint8)
 
     def pack_rows(self, weights: Float32, first_row: int, out: Bytes, exponent: int) -> None:
         """Pack rows first_row.. of the matrix into their place in `out`.
