@@ -252,6 +252,35 @@ def test_the_youngest_is_paused_and_its_tokens_are_kept() -> None:
     assert answer(young) == alone(prompt_of(7, 2), 10)
 
 
+def test_a_paused_sequence_finds_its_own_pages_again() -> None:
+    bench = Bench()
+    sequence = bench.add(prompt_of(14), 6)
+    bench.step()
+    bench.scheduler._pause(sequence)
+    assert (sequence.computed, sequence.pages, sequence.state) == (0, [], State.PAUSED)
+    computed = bench.decoder.tokens
+    bench.run()
+    assert bench.decoder.tokens - computed == 3 + 4  # the last, partial page and the rest of the answer
+    assert answer(sequence) == alone(prompt_of(14), 6)
+    middle = bench.add([*sequence.ids[4:8].tolist(), 1, 2], 2)
+    bench.run()
+    assert middle.cached == 0
+
+
+def test_found_pages_that_nobody_holds_are_not_counted_as_room() -> None:
+    bench = Bench(pages=8, context=32)
+    bench.add(prompt_of(20), 1)
+    bench.run()
+    assert bench.pool.idle == 5
+    bench.add(prompt_of(5, 1), 20)
+    bench.step()
+    longer = bench.add([*prompt_of(20), *prompt_of(8, 2)], 2)
+    bench.step()
+    assert longer.state is State.WAITING
+    bench.run()
+    assert answer(longer) == alone([*prompt_of(20), *prompt_of(8, 2)], 2)
+
+
 def test_a_lone_sequence_may_use_the_whole_pool() -> None:
     bench = Bench(pages=4, context=1000)
     sequence = bench.add(prompt_of(3), 100)

@@ -244,7 +244,6 @@ class Scheduler:
         sequence.pages.clear()
         sequence.computed = sequence.published = 0
         sequence.last_published = None
-        sequence.private = False
 
     def _admit(self) -> None:
         for sequence in tuple(self.waiting):
@@ -253,7 +252,8 @@ class Scheduler:
             found = self._found(sequence)
             fresh = self._pages_for(sequence.length) - len(found)
             available = self._pages.available - sum(self._pages.holders(p.page) == 0 for p in found)
-            if fresh + self._headroom(sequence) > available:
+            # One page for each that is running, so that it is not paused again at once; alone, a sequence always fits.
+            if fresh + len(self.running) > available:
                 if sequence.overtaken >= _MOST_OVERTAKEN:
                     return
                 continue
@@ -262,13 +262,6 @@ class Scheduler:
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=lambda s: s.number)
             self._start(sequence, found, fresh)
-
-    def _headroom(self, sequence: Sequence) -> int:
-        """Pages that must stay free beside a new sequence, so that it is not paused again at once.
-
-        It doubles each time it was paused; alone, a sequence always fits.
-        """
-        return len(self.running) * 2**sequence.pauses if self.running else 0
 
     def _start(self, sequence: Sequence, found: list[PublishedPage], fresh: int) -> None:
         for published in found:
@@ -280,7 +273,7 @@ class Scheduler:
 
     def _found(self, sequence: Sequence) -> list[PublishedPage]:
         """Published pages that continue what the sequence has; never its last token, whose logits are wanted."""
-        if sequence.private or sequence.computed != sequence.published * self._page_tokens:
+        if sequence.computed != sequence.published * self._page_tokens:
             return []
         return self._prefix.find(sequence.last_published, sequence.ids[sequence.computed : -1])
 
@@ -304,12 +297,11 @@ class Scheduler:
                 sequence.cached += len(found) * self._page_tokens
 
     def _publish(self, sequence: Sequence) -> None:
-        while not sequence.private and (sequence.published + 1) * self._page_tokens <= sequence.computed:
+        while (sequence.published + 1) * self._page_tokens <= sequence.computed:
             index = sequence.published
             ids = sequence.ids[index * self._page_tokens : (index + 1) * self._page_tokens]
             published = self._prefix.publish(sequence.last_published, ids, sequence.pages[index])
             if published is None:
-                sequence.private = True
                 return
             if published.page != sequence.pages[index]:
                 self._replace(sequence, index, published.page)  # the same bits, held once

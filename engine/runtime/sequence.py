@@ -44,7 +44,6 @@ class Sequence:
         "overtaken",
         "pages",
         "pauses",
-        "private",
         "prompt",
         "published",
         "state",
@@ -60,7 +59,6 @@ class Sequence:
         self.cached = 0  # prompt tokens that were found instead of computed; work repeated after a pause aside
         self.pages: list[int] = []
         self.last_published: PublishedPage | None = None
-        self.private = False  # a page's name was taken by other ids: this and later pages cannot be found by others
         self.state = State.WAITING
         self.number = -1  # order of arrival
         self.pauses = 0
