@@ -1,0 +1,1 @@
+"""Characters to ids and back: tokenizer, chat template, streams. Knows no model."""

@@ -1,0 +1,367 @@
+"""A tokenizer.json, executed by the `tokenizers` library as it stands, and what else there is to know of it.
+
+The file comes from strangers: it is bounded in size and growth, a step that is
+not known is refused by name, and a failure of the library is one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tokenizers
+
+from engine.errors import InputError, ModelFolderError, UnsupportedModelError
+from engine.text.added import Added, Declared, size_and_gaps
+from engine.text.files import LARGEST_FILE
+from engine.text.spelling import Spelling, spelling_of
+
+__all__ = ["Pipeline", "byte_level_document"]
+
+# One text at a time needs no second thread; the library's pool of threads would also complain in every forked process.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_KNOWN_STEPS = {
+    "normalizer": {
+        "BertNormalizer",
+        "ByteLevel",
+        "Lowercase",
+        "NFC",
+        "NFD",
+        "NFKC",
+        "NFKD",
+        "Nmt",
+        "Precompiled",
+        "Prepend",
+        "Replace",
+        "Sequence",
+        "Strip",
+        "StripAccents",
+    },
+    "pre_tokenizer": {
+        "BertPreTokenizer",
+        "ByteLevel",
+        "CharDelimiterSplit",
+        "Digits",
+        "FixedLength",
+        "Metaspace",
+        "Punctuation",
+        "Sequence",
+        "Split",
+        "UnicodeScripts",
+        "Whitespace",
+        "WhitespaceSplit",
+    },
+    "post_processor": {"BertProcessing", "ByteLevel", "RobertaProcessing", "Sequence", "TemplateProcessing"},
+    "decoder": {"ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Sequence", "Strip"},
+    "model": {"BPE", "Unigram", "WordLevel", "WordPiece"},
+}
+# A normaliser that makes a text longer than this many times is no normaliser.
+_MOST_GROWTH = 4096
+_MOST_TOKENS_AROUND_TEXT = 64
+# A sound pattern splits any of these in microseconds; one that backtracks without end takes the library's full
+# patience, a tenth of a second.
+_REGEX_TRIALS = tuple(sign * 28 + tail for sign in "aA1 .\n" for tail in ("", "!", "z"))
+_REGEX_PATIENCE_S = 0.05
+
+
+class Pipeline:
+    """The vocabulary and encoders of one tokenizer.json.
+
+    added: every added token, those of the files beside tokenizer.json merged in.
+    spelling: how its tokens spell text.
+    vocab_size, missing_ids: as in `Tokenizer`.
+    unk_id: what the model writes for a character it does not know; None for no such token.
+    around: ids that belong before and after a text of its own.
+    """
+
+    end_ids: frozenset[int] = frozenset()  # a tokenizer.json names none
+
+    def __init__(self, document: bytes, declared: Sequence[Declared], is_control: Callable[[Added], bool]) -> None:
+        """Load `document`, the bytes of a tokenizer.json; tokens for which `is_control` holds are not met in `plain`.
+
+        Raises:
+            ModelFolderError: the file is damaged or contradicts itself
+            UnsupportedModelError: it asks for something that Inglenook does not do
+        """
+        library = self._library = _load(document)
+        library.no_truncation()
+        library.no_padding()
+        if isinstance(library.model, tokenizers.models.BPE):
+            library.model.dropout = None  # chance belongs to training
+        normalizer, pre_tokenizer = _state(library.normalizer), _state(library.pre_tokenizer)
+        _check_growth(normalizer)
+        self.spelling: Spelling = spelling_of(
+            _state(library.decoder),
+            byte_level=any(step["type"] == "ByteLevel" for step in _steps(pre_tokenizer)),
+        )
+        self._ours: dict[int, int] = {}  # the library's id -> the declared one, where they differ
+        self._merge(declared)
+        self._theirs = {ours: theirs for theirs, ours in self._ours.items()}
+        self.added = tuple(
+            _added(self._ours.get(theirs, theirs), token)
+            for theirs, token in sorted(library.get_added_tokens_decoder().items())
+        )
+        ids = library.get_vocab(with_added_tokens=True).values()
+        self.vocab_size, self.missing_ids = size_and_gaps([self._ours.get(i, i) for i in ids], "tokenizer.json")
+        unknown = getattr(library.model, "unk_token", None)
+        self.unk_id = library.model.token_to_id(unknown) if unknown is not None else self._unigram_unk(document)
+        self.around = self._around()
+        self._plain_ids: dict[int, int] = {}
+        words = [token for token in self.added if not is_control(token)]
+        self._at_start = self._without_control(words, pre_tokenizer)
+        later = _never_first(pre_tokenizer)
+        self._later = self._at_start if later == pre_tokenizer else self._without_control(words, later)
+        if any("Regex" in json.dumps(part) for part in (normalizer, pre_tokenizer)):
+            self._try_patterns()
+
+    def raw(self, text: str) -> list[int]:
+        """Ids of `text` exactly as the reference makes them; added tokens in it are recognised."""
+        with _one_sentence(InputError, "the tokenizer cannot split this text"):
+            # The batch call lets other threads run meanwhile: a megabyte takes more than a second.
+            ids = self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return [self._ours.get(i, i) for i in ids] if self._ours else ids
+
+    def plain(self, text: str, *, at_start: bool) -> list[int]:
+        """Ids of a part of a text in which no control token is recognised.
+
+        at_start: whether nothing stands before it, on which a prefix space may depend.
+        """
+        encoder = self._at_start if at_start else self._later
+        with _one_sentence(InputError, "the tokenizer cannot split this text"):
+            ids = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return [self._plain_ids.get(i, i) for i in ids] if self._plain_ids else ids
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's spelling of an id."""
+        if token_id in self._ours and token_id not in self._theirs:
+            return None
+        return self._library.id_to_token(self._theirs.get(token_id, token_id))
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token in the vocabulary's spelling."""
+        token_id = self._library.token_to_id(token)
+        return None if token_id is None else self._ours.get(token_id, token_id)
+
+    def merged(self, spelling: str) -> list[int]:
+        """What the model alone makes of a string in the vocabulary's spelling."""
+        return [token.id for token in self._library.model.tokenize(spelling)]
+
+    def _merge(self, declared: Sequence[Declared]) -> None:
+        """Give the library the tokens that only other files declare, and the flags that these overrule."""
+        library = self._library
+        known = {token.content: token for token in library.get_added_tokens_decoder().values()}
+        wanted = []
+        for token in declared:
+            present = known.get(token.content)
+            flags = token.flags or (_added(0, present) if present else Added(0, token.content, token.special))
+            special = token.special or flags.special
+            if present is None or special != present.special or (token.flags and flags != _added(flags.id, present)):
+                wanted.append(
+                    tokenizers.AddedToken(
+                        token.content,
+                        special=special,
+                        lstrip=flags.lstrip,
+                        rstrip=flags.rstrip,
+                        single_word=flags.single_word,
+                        normalized=flags.normalized,
+                    )
+                )
+        if not wanted:
+            return
+        taken = set(library.get_vocab(with_added_tokens=True).values())
+        with _one_sentence(ModelFolderError, "the added tokens of tokenizer_config.json cannot be used"):
+            library.add_tokens(wanted)
+        # The library numbers new tokens as they come; a declared id counts unless another token has it.
+        ids = {token.content: library.token_to_id(token.content) for token in declared}
+        new = {content: given for content, given in ids.items() if given is not None and given not in taken}
+        for token in declared:
+            if token.content in new and token.id is not None and token.id not in taken:
+                taken.add(token.id)
+                self._ours[new.pop(token.content)] = token.id
+        for given in new.values():
+            free = given if given not in taken else max(taken) + 1
+            taken.add(free)
+            self._ours[given] = free
+        self._ours = {theirs: ours for theirs, ours in self._ours.items() if theirs != ours}
+
+    def _without_control(self, words: Sequence[Added], pre_tokenizer: Mapping[str, Any] | None) -> tokenizers.Tokenizer:
+        """An encoder around the same model whose only added tokens are `words`."""
+        encoder = tokenizers.Tokenizer(self._library.model)
+        if self._library.normalizer is not None:
+            encoder.normalizer = self._library.normalizer
+        if pre_tokenizer is not None:
+            encoder.pre_tokenizer = _component("pre_tokenizer", pre_tokenizer)
+        encoder.add_tokens(
+            [
+                tokenizers.AddedToken(
+                    word.content,
+                    lstrip=word.lstrip,
+                    rstrip=word.rstrip,
+                    single_word=word.single_word,
+                    normalized=word.normalized,
+                )
+                for word in words
+            ]
+        )
+        for word in words:
+            given = encoder.token_to_id(word.content)
+            if given is not None and given != word.id:
+                self._plain_ids[given] = word.id
+        return encoder
+
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        library = self._library
+        if library.num_special_tokens_to_add(is_pair=False) > _MOST_TOKENS_AROUND_TEXT:
+            raise UnsupportedModelError("tokenizer.json puts more special tokens around a text than any model wants")
+        with _one_sentence(UnsupportedModelError, "the post-processor of tokenizer.json cannot be used"):
+            inner, whole = library.encode("a", add_special_tokens=False).ids, library.encode("a").ids
+        for start in range(len(whole) - len(inner) + 1):
+            stop = start + len(inner)
+            if whole[start:stop] == inner:
+                before, after = whole[:start], whole[stop:]
+                return tuple(self._ours.get(i, i) for i in before), tuple(self._ours.get(i, i) for i in after)
+        raise UnsupportedModelError(
+            "the post-processor of tokenizer.json changes the text itself, which is not followed"
+        )
+
+    def _unigram_unk(self, document: bytes) -> int | None:
+        if not isinstance(self._library.model, tokenizers.models.Unigram):
+            return None
+        unknown = json.loads(document.decode("utf-8-sig"))["model"].get("unk_id")
+        return unknown if isinstance(unknown, int) else None
+
+    def _try_patterns(self) -> None:
+        for trial in _REGEX_TRIALS:
+            started_s = time.thread_time()
+            with _one_sentence(UnsupportedModelError, "tokenizer.json splits text by a pattern that never ends"):
+                self._at_start.encode(trial)
+            if time.thread_time() - started_s > _REGEX_PATIENCE_S:
+                raise UnsupportedModelError("tokenizer.json splits text by a pattern that takes endless time")
+
+
+def byte_level_document(
+    vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], *, pattern: str | None, normalizer: str | None
+) -> bytes:
+    """A tokenizer.json for a byte-level BPE that is given as vocab.json and merges.txt.
+
+    pattern: regular expression of a word; None means GPT-2's own.
+    normalizer: "NFC" or None.
+    """
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": pattern is None}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, byte_level]} if pattern else byte_level
+    document: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": {"type": normalizer} if normalizer else None,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": dict(vocabulary), "merges": [list(pair) for pair in merges]},
+    }
+    return json.dumps(document).encode()
+
+
+@contextmanager
+def _one_sentence(kind: type[InputError], beginning: str) -> Iterator[None]:
+    """Turn whatever the library raises into one error; its panics do not derive from Exception."""
+    try:
+        yield
+    except InputError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise kind(f"{beginning} ({reason})") from None
+
+
+def _load(document: bytes) -> tokenizers.Tokenizer:
+    if len(document) > LARGEST_FILE:
+        raise ModelFolderError(f"tokenizer.json has {len(document) >> 20} MB; no tokenizer is that large")
+    document = document.removeprefix(b"\xef\xbb\xbf")
+    try:
+        with _one_sentence(ModelFolderError, "tokenizer.json cannot be used"):
+            return tokenizers.Tokenizer.from_buffer(document)
+    except ModelFolderError:
+        _refuse_unknown_step(document)
+        raise
+
+
+def _refuse_unknown_step(document: bytes) -> None:
+    """Name the step that the library does not know, if that is why it refused the file."""
+    try:
+        values = json.loads(document)
+    except (ValueError, RecursionError):
+        raise ModelFolderError("tokenizer.json is not valid JSON: fetch it again") from None
+    if not isinstance(values, dict):
+        raise ModelFolderError("tokenizer.json is not a JSON object: fetch it again")
+    for part, known in _KNOWN_STEPS.items():
+        for step in _steps(values.get(part)):
+            kind = step.get("type")
+            if kind is not None and kind not in known:
+                raise UnsupportedModelError(
+                    f"tokenizer.json asks for the {part.replace('_', '-')} step {str(kind)[:80]!r}, "
+                    "which Inglenook does not know"
+                )
+
+
+def _steps(component: Any) -> Iterator[Mapping[str, Any]]:
+    """A component and all those inside it."""
+    pending = [component]
+    while pending:
+        step = pending.pop()
+        if isinstance(step, Mapping):
+            yield step
+            if step.get("type") == "Sequence":
+                pending += [inner for value in step.values() if isinstance(value, list) for inner in value]
+
+
+def _state(component: Any) -> dict[str, Any] | None:
+    """A component of the library as the JSON it was read from."""
+    if component is None:
+        return None
+    state: dict[str, Any] = json.loads(component.__getstate__())
+    return state
+
+
+def _component(part: str, state: Mapping[str, Any]) -> Any:
+    """The inverse of `_state`: the library reads components as parts of a tokenizer only."""
+    document = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}, part: state}
+    return getattr(tokenizers.Tokenizer.from_str(json.dumps(document)), part)
+
+
+def _check_growth(normalizer: Mapping[str, Any] | None) -> None:
+    growth = 1
+    for step in _steps(normalizer):
+        if step["type"] == "Replace":
+            growth *= max(1, len(step["content"]))
+        elif step["type"] == "Prepend":
+            growth *= 1 + len(step["prepend"])
+        if growth > _MOST_GROWTH:
+            raise UnsupportedModelError("tokenizer.json has a normaliser that makes text thousands of times longer")
+
+
+def _never_first(pre_tokenizer: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The pre-tokenizer as it acts on text that is not the beginning: a prefix space for the beginning is left out."""
+    if pre_tokenizer is None:
+        return None
+    changed = dict(pre_tokenizer)
+    if changed.get("prepend_scheme") == "first":
+        changed["prepend_scheme"] = "never"
+    if changed["type"] == "Sequence":
+        changed["pretokenizers"] = [_never_first(step) for step in changed["pretokenizers"]]
+    return changed
+
+
+def _added(token_id: int, token: tokenizers.AddedToken) -> Added:
+    return Added(
+        token_id, token.content, token.special, token.lstrip, token.rstrip, token.single_word, token.normalized
+    )
