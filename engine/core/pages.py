@@ -20,14 +20,14 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["PageLayout", "PagePool"]
+from engine.core.memory import LINE, Buffer
 
-_ALIGNMENT = 4096
+__all__ = ["PageLayout", "PagePool"]
 
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """How one page is cut up: layer after layer, each from a multiple of 64 bytes.
+    """How one page is cut up: layer after layer, each from the beginning of a cache line.
 
     tokens: positions a page holds. layer_bytes: keys and values of all heads
     of a layer for that many positions.
@@ -39,12 +39,12 @@ class PageLayout:
     @property
     def layer_offsets(self) -> tuple[int, ...]:
         """Where each layer begins inside a page, in bytes."""
-        return tuple(accumulate((_round_up(size, 64) for size in self.layer_bytes[:-1]), initial=0))
+        return tuple(accumulate((_lines(size) for size in self.layer_bytes[:-1]), initial=0))
 
     @property
     def page_bytes(self) -> int:
         """From one page to the next."""
-        return sum(_round_up(size, 64) for size in self.layer_bytes)
+        return sum(_lines(size) for size in self.layer_bytes)
 
 
 class PagePool:
@@ -53,18 +53,22 @@ class PagePool:
     An idle page is held by nobody but keeps its contents until it is taken
     again; the page idle for longest goes first.
 
-    memory  uint8 (count, page_bytes), zero at birth, 4096-byte aligned; the
-            operating system provides it as it is touched
+    memory     uint8 (count, page_bytes), zero at birth, aligned to cache lines;
+               the operating system provides it as it is touched
+    on_evict   called with each idle page whose contents are given up
     """
 
     def __init__(self, count: int, layout: PageLayout) -> None:
+        """Reserve the memory.
+
+        Raises:
+            ResourceError: the system has no room for it
+        """
         self.count = count
         self.layout = layout
         self.on_evict: Callable[[int], None] | None = None
-        size = count * layout.page_bytes
-        raw = np.zeros(size + _ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % _ALIGNMENT
-        self.memory: npt.NDArray[np.uint8] = raw[start : start + size].reshape(count, layout.page_bytes)
+        room = Buffer(count * layout.page_bytes, "the key/value cache")
+        self.memory: npt.NDArray[np.uint8] = room.view.reshape(count, layout.page_bytes)
         self._holders = [0] * count
         self._kept = [False] * count
         self._free = list(range(count - 1, -1, -1))  # the last one is taken first: low pages stay warm
@@ -129,5 +133,6 @@ class PagePool:
             self._free.append(page)
 
 
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+def _lines(size: int) -> int:
+    """`size` bytes in whole cache lines."""
+    return -(-size // LINE) * LINE

@@ -1,4 +1,4 @@
-"""Which pages hold which tokens: finds the longest computed prefix of a new prompt.
+r"""Which pages hold which tokens: finds the longest computed prefix of a new prompt.
 
 A full page is named by a hash of its token ids and of the name of the page
 before it; the first one hangs on the identity of the model and of the cache's
@@ -7,7 +7,7 @@ depend on. A hash alone is never believed: on a hit the ids and the page before
 are compared, and what was evicted is forgotten at once.
 
     identity -> [page 0: ids 0..63] -> [page 1: ids 64..127] -> ...
-                                   \\-> [another page 1]
+                                   \-> [another page 1]
 """
 
 from __future__ import annotations
