@@ -330,15 +330,15 @@ def families() -> tuple[str, ...]:
     return tuple(sorted(_FAMILIES))
 
 
-def recognise(values: Mapping[str, Any]) -> Blueprint:
-    """The model that a `config.json` describes.
+def recognise(values: Mapping[str, Any], where: str = "config.json") -> Blueprint:
+    """The model that a `config.json` describes. where: what errors call it.
 
     Raises:
         UnsupportedModelError: another architecture, or a key that changes the
             arithmetic in a way that Inglenook does not know; named
         ModelFolderError: a key is missing or of the wrong type; named
     """
-    config = HfConfig(values)
+    config = HfConfig(values, where)
     found = _family_of(config)
     config.architecture = found.architecture
     blueprint = found.read(config)
@@ -355,13 +355,13 @@ def _family_of(config: HfConfig) -> _Family:
                 return candidate
     name = ", ".join(architectures) or model_type
     if name is None:
-        raise ModelFolderError("config.json names no architecture (architectures, model_type), so this is no model")
+        raise ModelFolderError(f"{config.where} names no architecture (architectures, model_type), so this is no model")
     found = _FAMILIES.get(name)
     if found is None:
-        raise UnsupportedModelError(f"{name} (config.json) is not supported; {_all_of(families())} are")
+        raise UnsupportedModelError(f"{name} ({config.where}) is not supported; {_all_of(families())} are")
     if model_type not in {None, found.model_type}:
         raise UnsupportedModelError(
-            f'config.json calls itself {name}, but model_type = "{model_type}" is another family, not supported'
+            f'{config.where} calls itself {name}, but model_type = "{model_type}" is another family, not supported'
         )
     return found
 
@@ -390,7 +390,7 @@ def mistral(config: HfConfig) -> Blueprint:
     window = config.size_or_none("sliding_window", absent=4096)
     kinds = config.texts("layer_types")
     if kinds is not None and set(kinds) != {"full_attention" if window is None else "sliding_attention"}:
-        raise UnsupportedModelError("layer_types (config.json) contradicts sliding_window, which Mistral obeys")
+        raise UnsupportedModelError(f"layer_types ({config.where}) contradicts sliding_window, which Mistral obeys")
     return dense(config, LLAMA_NAMES, context=131072, windows=lambda _: window)
 
 
@@ -428,11 +428,15 @@ def _qwen_windows(config: HfConfig) -> Callable[[int], int | None]:
         return lambda layer: window if layer >= first else None
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown:
-        raise UnsupportedModelError(f"layer_types (config.json) has {_listed(sorted(unknown))}, which is not supported")
+        raise UnsupportedModelError(
+            f"layer_types ({config.where}) has {_listed(sorted(unknown))}, which is not supported"
+        )
     if "sliding_attention" in kinds and window is None:
-        raise ModelFolderError("layer_types (config.json) asks for sliding windows, but there is no window size in use")
+        raise ModelFolderError(
+            f"layer_types ({config.where}) asks for sliding windows, but there is no window size in use"
+        )
     if len(kinds) < config.size("num_hidden_layers"):
-        raise ModelFolderError(f"layer_types (config.json) has {len(kinds)} entries for more layers")
+        raise ModelFolderError(f"layer_types ({config.where}) has {len(kinds)} entries for more layers")
     return lambda layer: window if kinds[layer] == "sliding_attention" else None
 
 
@@ -456,11 +460,13 @@ def dense(
     head_dim = config.size_or_none("head_dim", absent=None)
     if head_dim is None:
         if hidden % heads:
-            raise ModelFolderError(f"hidden_size = {hidden} (config.json) is no multiple of {heads} attention heads")
+            raise ModelFolderError(f"hidden_size = {hidden} ({config.where}) is no multiple of {heads} attention heads")
         head_dim = hidden // heads
     kv_heads = config.size("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise ModelFolderError(f"{heads} attention heads (config.json) cannot share {kv_heads} key/value heads evenly")
+        raise ModelFolderError(
+            f"{heads} attention heads ({config.where}) cannot share {kv_heads} key/value heads evenly"
+        )
     ropes, reach = _ropes(config, head_dim, config.size("max_position_embeddings", context))
     feed_forward = FeedForwardSpec(config.size("intermediate_size"), _activation(config), bias=feed_forward_bias)
 
@@ -481,7 +487,9 @@ def dense(
 
     count = config.size("num_hidden_layers")
     if count > _MOST_LAYERS:
-        raise ModelFolderError(f"num_hidden_layers = {count} (config.json) is more than the {_MOST_LAYERS} supported")
+        raise ModelFolderError(
+            f"num_hidden_layers = {count} ({config.where}) is more than the {_MOST_LAYERS} supported"
+        )
     spec = ModelSpec(
         family=config.architecture,
         hidden=hidden,
@@ -498,7 +506,7 @@ def _activation(config: HfConfig) -> Activation:
     name = config.text("hidden_act", "silu") or ""
     if name not in _ACTIVATIONS:
         raise UnsupportedModelError(
-            f'hidden_act = "{name}" (config.json) is not supported; {_all_of(sorted(_ACTIVATIONS))} are'
+            f'hidden_act = "{name}" ({config.where}) is not supported; {_all_of(sorted(_ACTIVATIONS))} are'
         )
     return _ACTIVATIONS[name]
 
@@ -521,7 +529,7 @@ def _ropes(config: HfConfig, head_dim: int, context: int) -> tuple[Callable[[str
         values = _one_name_for_type(given)
         for key in merged.keys() & values.keys():
             if merged[key] != values[key]:
-                raise ModelFolderError(f"rope_parameters and rope_scaling (config.json) disagree on {key}")
+                raise ModelFolderError(f"rope_parameters and rope_scaling ({config.where}) disagree on {key}")
         merged |= values
     where = sets[0].where if sets else config.where
     read = partial(_rope, config, head_dim=head_dim, context=context, theta=theta, original=original)
@@ -565,7 +573,7 @@ def _rope(
     original: int | None,
 ) -> tuple[RopeSpec, int]:
     if head_dim % 2:
-        raise UnsupportedModelError(f"a head size of {head_dim} (config.json) is odd; rotary positions need pairs")
+        raise UnsupportedModelError(f"a head size of {head_dim} ({config.where}) is odd; rotary positions need pairs")
     own_theta = parameters.number_or_none("rope_theta")
     if own_theta is not None and theta is not None and own_theta != theta:
         config.notices.append(f"{parameters.where} gives rope_theta = {own_theta:g}; {theta:g} beside it is not used")
@@ -712,7 +720,7 @@ def assign(blueprint: Blueprint, shapes: Mapping[str, Sequence[int]]) -> Assignm
     for assignment in tensors:
         _check_shapes(assignment, shapes)
     notices = [
-        f"layer {number} is beyond the {len(spec.layers)} layers of config.json and is left out"
+        f"layer {number} is beyond the {len(spec.layers)} configured layers and is left out"
         for number in sorted(extra_layers)
     ]
     return Assignments(tensors, tuple(redundant), tuple(notices))
@@ -741,7 +749,7 @@ def _check_shapes(assignment: Assignment, shapes: Mapping[str, Sequence[int]]) -
         shape = tuple(shapes[source])
         if shape != wanted:
             raise ModelFolderError(
-                f"{source} is {_times(shape)}, but config.json asks for {_times(wanted)}: "
+                f"{source} is {_times(shape)}, but the configuration asks for {_times(wanted)}: "
                 "the weights belong to another configuration"
             )
 
