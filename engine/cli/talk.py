@@ -127,16 +127,21 @@ def answer_once(
     messages: tuple[Message, ...] | str = prompt if raw else (*_system_message(system), Message("user", prompt))
     sampling = overlay(loaded.defaults, given)
     written = 0
-    with closing(session.answer(messages, sampling, stream=stream and not as_json)) as events:
-        for event in events:
-            if isinstance(event, Delta):
-                written += len(event.text)
-                write(event.text)
-            elif as_json:
-                write_json(_answer_json(loaded, event))
-            else:
-                write(event.text[written:] + ("" if event.text.endswith("\n") else "\n"))
-                _tell_end(event)
+    try:
+        with closing(session.answer(messages, sampling, stream=stream and not as_json)) as events:
+            for event in events:
+                if isinstance(event, Delta):
+                    written += len(event.text)
+                    write(event.text)
+                elif as_json:
+                    write_json(_answer_json(loaded, event))
+                else:
+                    write(event.text[written:] + ("" if event.text.endswith("\n") else "\n"))
+                    _tell_end(event)
+    except (InglenookError, KeyboardInterrupt):
+        if written:
+            write("\n")  # what came stays a line of its own
+        raise
 
 
 def converse(session: Session, given: Sampling, *, system: str | None) -> None:
