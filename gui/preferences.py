@@ -11,10 +11,11 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from engine.errors import InglenookError
-from engine.settings import EngineSettings, Sampling, checked
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from PySide6.QtCore import QObject, QTimer, Signal
+
+from engine.errors import InglenookError
+from engine.settings import EngineSettings, Sampling, checked
 
 __all__ = ["Preferences", "PreferencesFile"]
 
@@ -26,6 +27,7 @@ class Preferences(BaseModel):
 
     sampling: only what the user changed; the rest comes from the model.
     loading: the model being loaded; still there at the next start when loading ended in a crash.
+    draft: what was typed into a conversation that does not exist yet.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -72,6 +74,7 @@ class Preferences(BaseModel):
     engine: EngineSettings = Field(default_factory=EngineSettings)
     model: str = ""
     loading: str = ""
+    draft: str = ""
     geometry: str = ""
 
     def sampling_over(self, defaults: Sampling) -> Sampling:
@@ -152,4 +155,3 @@ def _lenient(values: Any) -> Preferences:
             values.pop("sampling")
         else:
             return chosen
-

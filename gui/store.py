@@ -27,11 +27,12 @@ from queue import SimpleQueue
 from typing import Any, Literal
 from uuid import uuid4
 
-__all__ = ["Conversation", "Message", "SCHEMA", "State", "Store", "StoreError", "new_id"]
+__all__ = ["SCHEMA", "Conversation", "Message", "State", "Store", "StoreError", "new_id"]
 
 _log = logging.getLogger(__name__)
 
 SCHEMA = 1
+MEMORY = ":memory:"  # the path of a store that is not kept
 _APPLICATION_ID = 0x494E474C  # "INGL"
 _BUSY_S = 2.0
 
@@ -410,6 +411,8 @@ def _opened(path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:
             if found != "ok":
                 raise _DamagedError(found)
         _recover(writer)
+        if str(path) == MEMORY:
+            return writer, writer
         reader = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         reader.execute("PRAGMA query_only = ON")
     except BaseException:

@@ -126,7 +126,15 @@ _CJK_FAMILIES = (
     "Source Han Sans SC",
     "WenQuanYi Micro Hei",
 )
-_CODE_FAMILIES = ("Cascadia Mono", "SF Mono", "JetBrains Mono", "Menlo", "Consolas", "Noto Sans Mono", "DejaVu Sans Mono")
+_CODE_FAMILIES = (
+    "Cascadia Mono",
+    "SF Mono",
+    "JetBrains Mono",
+    "Menlo",
+    "Consolas",
+    "Noto Sans Mono",
+    "DejaVu Sans Mono",
+)
 _BARE_FAMILIES = {"Sans Serif", "Sans", "DejaVu Sans", ""}
 
 

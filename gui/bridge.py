@@ -1,0 +1,433 @@
+"""Between the window and the engine: calls go out and return at once, events come back on the window's thread.
+
+The engine is imported here, on the desk thread, after the window is painted.
+Three kinds of threads exist besides the window's: the desk (import, inspecting,
+the library: one job after the other), the engine's own, and one per
+conversion. All are daemons: one that does not come back cannot hold up the end
+of the program. Events are gathered for about 33 ms and text of one answer is
+joined, so the window hears at most 30 times a second, whatever the speed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from PySide6.QtCore import QObject, Qt, QTimer, Signal
+
+from engine.errors import InglenookError
+from engine.settings import Conversion, EngineSettings, Sampling
+from gui.i18n import tr
+from gui.store import Message
+
+if TYPE_CHECKING:
+    from engine import api
+
+__all__ = [
+    "Answering",
+    "Bridge",
+    "Conversions",
+    "Converted",
+    "Converting",
+    "Counted",
+    "EngineFactory",
+    "EngineReady",
+    "Inspected",
+    "Library",
+    "ModelEntry",
+    "WorkFailed",
+]
+
+_log = logging.getLogger(__name__)
+
+_GATHER_MS = 33
+
+EngineFactory = Callable[[], Any]
+"""Gives what `engine.api` offers; called on the desk thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The engine is imported and waits for a model. `sentence` says why not, when it could not be."""
+
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model that can be chosen. Sizes are 0 for the starter."""
+
+    path: Path
+    name: str
+    detail: str  # "int4, group 32"
+    disk_bytes: int = 0
+    parameters: int = 0
+    context: int = 0
+    starter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What can be chosen now; the starter last."""
+
+    models: tuple[ModelEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What lies at a path: a report, or a sentence why there is none."""
+
+    path: Path
+    report: api.ModelReport | None
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Converting:
+    """A conversion goes on."""
+
+    source: Path
+    progress: api.Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A conversion ended. `out` is None when it was cancelled or failed; `sentence` says why it failed."""
+
+    source: Path
+    out: Path | None
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """How many tokens a conversation takes."""
+
+    conversation: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFailed:
+    """Something asked of the desk could not be done; one sentence."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What an answer is made from."""
+
+    id: str
+    messages: tuple[Message, ...]
+    sampling: Sampling
+
+
+class Conversions:
+    """The conversion that runs, and its cancel switch."""
+
+    def __init__(self) -> None:
+        self.source: Path | None = None
+        self.stop = threading.Event()
+        self.thread: threading.Thread | None = None
+
+
+class Bridge(QObject):
+    """The window's end of the engine. `event` carries frozen values only."""
+
+    event = Signal(object)
+    _arrived = Signal()
+
+    def __init__(self, factory: EngineFactory | None = None) -> None:
+        super().__init__()
+        self._factory = factory or (lambda: import_module("engine.api"))
+        self._api: Any = None
+        self._engine: api.Engine | None = None
+        self._lock = threading.Lock()
+        self._waiting: deque[object] = deque()
+        self._announced = False
+        self._closing = False
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._conversion = Conversions()
+        self._gather = QTimer(self, singleShot=True, timerType=Qt.TimerType.PreciseTimer, timeout=self._deliver)
+        self._delivered_s = 0.0
+        self._arrived.connect(self._schedule, Qt.ConnectionType.QueuedConnection)
+
+    # ---- from the window
+
+    def start(self) -> None:
+        """Import the engine and say what models there are; EngineReady and Library follow."""
+        self._thread("desk", self._desk)
+        self._jobs.put(self._begin)
+
+    def load(self, path: Path, settings: EngineSettings) -> None:
+        """Load a model; Progress, then Loaded or Failed (request_id None) follow."""
+        self._do(lambda: self._running().load(path, settings, self.post))
+
+    def cancel_load(self) -> None:
+        """Give up loading."""
+        if self._engine is not None:
+            self._engine.cancel_load()
+
+    def unload(self) -> None:
+        """Give the model's memory back."""
+        self._do(lambda: self._running().unload())
+
+    def answer(self, asked: Answering, stored: Future[Any] | None = None) -> None:
+        """Begin an answer once what it answers is `stored`; the engine's events follow."""
+
+        def job() -> None:
+            if stored is not None:
+                stored.exception()  # a disk that is full is said elsewhere, and no reason not to answer
+            messages = tuple(self._api.Message(message.role, message.content) for message in asked.messages)
+            self._running().submit(self._api.Request(asked.id, messages, asked.sampling), self.post)
+
+        self._do(job, request_id=asked.id)
+
+    def cancel(self, request_id: str) -> None:
+        """End an answer now."""
+        self._do(lambda: self._running().cancel(request_id))
+
+    def count(self, conversation: str, messages: Sequence[Message]) -> None:
+        """Count the tokens of a conversation; Counted follows."""
+
+        def job() -> None:
+            turns = [self._api.Message(message.role, message.content) for message in messages]
+            self._running().count_tokens(turns, lambda tokens: self.post(Counted(conversation, tokens)))
+
+        self._do(job)
+
+    def refresh_library(self) -> None:
+        """Look at the library again; Library follows."""
+        self._do(self._list_models)
+
+    def inspect(self, path: Path) -> None:
+        """Look at a dropped folder or file; Inspected follows."""
+
+        def job() -> None:
+            try:
+                report = self._api.inspect(path)
+            except InglenookError as error:
+                self.post(Inspected(path, None, str(error)))
+            except Exception:
+                _log.exception("inspecting %s", path)
+                self.post(Inspected(path, None, tr("{name} could not be read; the log says more.", name=path.name)))
+            else:
+                self.post(Inspected(path, report))
+
+        self._do(job)
+
+    def remove_model(self, path: Path) -> None:
+        """Delete a model of the library from the disk."""
+
+        def job() -> None:
+            try:
+                path.unlink()
+            except OSError as error:
+                self.post(
+                    WorkFailed(tr("{name} could not be removed: {reason}.", name=path.name, reason=error.strerror))
+                )
+            self._list_models()
+
+        self._do(job)
+
+    def convert(self, report: api.ModelReport, conversion: Conversion, *, resume: bool) -> None:
+        """Convert a source into the library; Converting ..., then Converted follow. One at a time."""
+        assert self._conversion.source is None
+        state = Conversions()
+        state.source = report.path
+        self._conversion = state
+        state.thread = self._thread("convert", lambda: self._convert(state, report, conversion, resume=resume))
+
+    def cancel_conversion(self) -> None:
+        """Stop the conversion at its next step."""
+        self._conversion.stop.set()
+
+    @property
+    def converting(self) -> bool:
+        """A conversion runs."""
+        return self._conversion.source is not None
+
+    def close(self) -> None:
+        """Stop everything; returns at once, `join` waits. Nothing is signalled from now on."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            self._waiting.clear()
+        self._gather.stop()
+        self._conversion.stop.set()
+        self._jobs.put(None)
+        self._thread("close", self._close_engine)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for all threads to end; False when one does not."""
+        until = time.monotonic() + timeout_s
+        for thread in list(self._threads):
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # ---- from any thread
+
+    def post(self, event: object) -> None:
+        """Hand an event to the window's thread; the sink of all engine calls."""
+        with self._lock:
+            if self._closing:
+                return
+            self._waiting.append(event)
+            if self._announced:
+                return
+            self._announced = True
+            self._arrived.emit()
+
+    # ---- on the window's thread
+
+    def _schedule(self) -> None:
+        since_ms = (time.monotonic() - self._delivered_s) * 1000
+        if since_ms >= _GATHER_MS:
+            self._deliver()
+        else:
+            self._gather.start(round(_GATHER_MS - since_ms))
+
+    def _deliver(self) -> None:
+        with self._lock:
+            events = list(self._waiting)
+            self._waiting.clear()
+            self._announced = False
+        self._delivered_s = time.monotonic()
+        for event in self._joined(events):
+            if self._closing:
+                return
+            self.event.emit(event)
+
+    def _joined(self, events: list[object]) -> list[object]:
+        """The events, with consecutive pieces of one answer's text joined."""
+        if self._api is None:
+            return events
+        joined: list[object] = []
+        for event in events:
+            last = joined[-1] if joined else None
+            delta = self._api.Delta
+            if isinstance(event, delta) and isinstance(last, delta) and last.request_id == event.request_id:
+                joined[-1] = replace(
+                    last,
+                    text=last.text + event.text,
+                    token_ids=last.token_ids + event.token_ids,
+                    logprobs=last.logprobs + event.logprobs,
+                )
+            else:
+                joined.append(event)
+        return joined
+
+    # ---- on the desk thread
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads = [*(known for known in self._threads if known.is_alive()), thread]
+        thread.start()
+        return thread
+
+    def _do(self, job: Callable[[], None], request_id: str | None = None) -> None:
+        def guarded() -> None:
+            try:
+                job()
+            except InglenookError as error:
+                self._fail(str(error), request_id)
+            except Exception:
+                _log.exception("a job of the window")
+                self._fail(tr("Something went wrong inside Inglenook; the log says more."), request_id)
+
+        self._jobs.put(guarded)
+
+    def _fail(self, sentence: str, request_id: str | None) -> None:
+        if request_id is None or self._api is None:
+            self.post(WorkFailed(sentence))
+        else:
+            self.post(self._api.Failed(request_id, sentence, "InternalError"))
+
+    def _desk(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if not self._closing:
+                job()
+
+    def _begin(self) -> None:
+        try:
+            self._api = self._factory()
+            self._engine = self._api.Engine()
+        except Exception as error:
+            _log.exception("starting the engine")
+            reason = str(error) if isinstance(error, InglenookError) else f"{type(error).__name__}: {error}"
+            self.post(EngineReady(tr("The engine could not be started ({reason}).", reason=reason)))
+            return
+        self._list_models()
+        self.post(EngineReady())
+
+    def _running(self) -> api.Engine:
+        if self._engine is None:
+            raise InglenookError(tr("The engine is not running."))
+        return self._engine
+
+    def _list_models(self) -> None:
+        entries = [
+            ModelEntry(model.path, model.name, model.format, model.disk_bytes, model.parameters, model.context)
+            for model in self._api.library_models()
+        ]
+        starter = self._api.starter_path()
+        if starter is not None:
+            entries.append(ModelEntry(Path(starter), Path(starter).stem, tr("starter model"), starter=True))
+        self.post(Library(tuple(entries)))
+
+    def _convert(self, state: Conversions, report: api.ModelReport, conversion: Conversion, *, resume: bool) -> None:
+        source = report.path
+        out: Path | None = None
+        sentence = ""
+        try:
+            target = _target(self._api.library_folder(), report.name, conversion, resume=resume)
+            steps = self._api.convert(source, target, conversion, resume=resume)
+            try:
+                for progress in steps:
+                    if state.stop.is_set():
+                        break
+                    self.post(Converting(source, progress))
+                else:
+                    out = target
+            finally:
+                steps.close()
+        except InglenookError as error:
+            sentence = str(error)
+        except Exception:
+            _log.exception("converting %s", source)
+            sentence = tr("The conversion failed inside Inglenook; the log says more.")
+        state.source = None
+        if out is not None:
+            self._do(self._list_models)
+        self.post(Converted(source, out, sentence))
+
+    def _close_engine(self) -> None:
+        for thread in self._threads:
+            if thread.name == "desk":
+                thread.join()  # an engine that is just being made is closed, too
+        if self._engine is not None:
+            self._engine.close()
+
+
+def _target(folder: Path, name: str, conversion: Conversion, *, resume: bool) -> Path:
+    """A free file name in the library, readable on every system."""
+    safe = "".join(letter if letter.isalnum() or letter in " ._-()" else "-" for letter in name).strip(" .")[:80]
+    stem = f"{safe or 'model'}-{'f16' if conversion.bits == 16 else f'int{conversion.bits}-g{conversion.group_size}'}"
+    target = folder / f"{stem}.nook"
+    count = 1
+    while target.exists() and not resume:
+        count += 1
+        target = folder / f"{stem} ({count}).nook"
+    return target

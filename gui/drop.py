@@ -1,0 +1,85 @@
+"""What was dropped onto the window: a model, a text for the message box, or something to refuse in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtCore import QMimeData, QUrl
+
+from gui.i18n import tr
+
+__all__ = ["Drop", "accepts", "read_drop"]
+
+_MODEL_FILES = {".nook", ".gguf"}
+_PARTS_OF_MODELS = {".safetensors", ".json", ".bin", ".model", ".jinja"}
+_TEXTS = {".txt", ".md"}
+_TEXT_LIMIT_BYTES = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """One of these is set: a model's folder or file, a text, or a sentence why neither was found."""
+
+    model: Path | None = None
+    text: str = ""
+    refusal: str = ""
+
+
+def accepts(mime: QMimeData) -> bool:
+    """Worth showing the drop sign for."""
+    return mime.hasUrls() or mime.hasText()
+
+
+def read_drop(mime: QMimeData) -> Drop:
+    """Decide what a drop means. Addresses are decoded once, by Qt; nothing is fetched."""
+    if not mime.hasUrls():
+        return Drop(text=mime.text()) if mime.hasText() else Drop(refusal=tr("There is nothing in this drop to open."))
+    urls = mime.urls()
+    if not urls:
+        return Drop(refusal=tr("There is nothing in this drop to open."))
+    if not all(url.isLocalFile() for url in urls):
+        return Drop(refusal=tr("Inglenook opens no addresses; drop a folder or file of this computer."))
+    return read_paths([_path(url) for url in urls])
+
+
+def read_paths(paths: Sequence[Path]) -> Drop:
+    """The same for paths, as a file dialog gives them."""
+    missing = next((path for path in paths if not path.exists()), None)
+    if missing is not None:
+        return Drop(refusal=tr("{name} does not exist.", name=missing.name or missing))
+    # Several files of one model folder mean that folder.
+    models = list(dict.fromkeys(found for path in paths if (found := _model_of(path)) is not None))
+    if len(models) > 1:
+        return Drop(refusal=tr("Drop one model at a time; these are {count}.", count=len(models)))
+    if models:
+        return Drop(model=models[0])
+    path = paths[0]
+    if path.suffix.lower() in _TEXTS:
+        return _read_text(path)
+    return Drop(refusal=tr("{name} is not a model Inglenook knows; drop the model's folder.", name=path.name))
+
+
+def _path(url: QUrl) -> Path:
+    return Path(url.toLocalFile())
+
+
+def _model_of(path: Path) -> Path | None:
+    """The folder or file that a dropped item stands for."""
+    path = path.resolve() if path.is_symlink() else path
+    if path.is_dir() or path.suffix.lower() in _MODEL_FILES:
+        return path
+    belongs = path.suffix.lower() in _PARTS_OF_MODELS and (path.parent / "config.json").is_file()
+    return path.parent if belongs else None
+
+
+def _read_text(path: Path) -> Drop:
+    try:
+        if path.stat().st_size > _TEXT_LIMIT_BYTES:
+            return Drop(refusal=tr("{name} is too long for a message.", name=path.name))
+        return Drop(text=path.read_text("utf-8-sig"))
+    except UnicodeDecodeError:
+        return Drop(refusal=tr("{name} is not UTF-8 text.", name=path.name))
+    except OSError as error:
+        return Drop(refusal=tr("{name} cannot be read: {reason}.", name=path.name, reason=error.strerror))
