@@ -1,0 +1,184 @@
+"""What this machine could do at most: bytes read a second, integer products a second.
+
+    python -m tests.bench.limits [--threads N] [--tier TIER] [--megabytes N]
+
+Kernels are judged by their share of these. Every figure is the best of many
+short samples: on a computer that does other work as well, that is the sample
+nobody disturbed. A pair of threads on cores that are both free reaches twice
+the figure of one only where the memory allows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+
+from engine.core import build
+from engine.core.cpu import machine
+from engine.core.library import Kernels, load_kernels
+from engine.core.memory import Buffer, aligned
+
+_ROOT = Path(__file__).parents[2]
+_LINES = 16  # cache lines of 64 bytes that one round of the product loop reads
+
+
+def best_together(work: Callable[[int], object], threads: int, samples: int) -> float:
+    """Seconds from the first start to the last end of `work(0..threads - 1)`, all together; the best of the samples.
+
+    work must release the GIL. Threads are pinned to cores of their own where the system allows it.
+    """
+    places = machine().placement(threads)
+    barrier = threading.Barrier(threads)
+    spans = [[(0.0, 0.0)] * threads for _ in range(samples)]
+
+    def run(member: int) -> None:
+        if threads > 1 and hasattr(os, "sched_setaffinity") and len(places) == threads:
+            os.sched_setaffinity(threading.get_native_id(), {places[member]})
+        for sample in range(samples):
+            barrier.wait()
+            start = time.perf_counter()
+            work(member)
+            spans[sample][member] = start, time.perf_counter()
+
+    members = [threading.Thread(target=run, args=(member,)) for member in range(threads)]
+    for thread in members:
+        thread.start()
+    for thread in members:
+        thread.join()
+    return min(max(end for _, end in span) - min(start for start, _ in span) for span in spans)
+
+
+def read_bandwidth(kernels: Kernels, threads: int, size: int = 1 << 30, samples: int = 25) -> float:
+    """Bytes a second that `threads` together read of a buffer of `size` bytes, each its own part from front to back.
+
+    The size decides what is measured: a cache that holds it, or the memory.
+    Like weights, the buffer lies on huge pages and is read with prefetching.
+    """
+    part = size // threads // 256 * 256
+    buffer = Buffer(part * threads, "the bandwidth measurement")
+    buffer.view[:] = 1
+    out = aligned((threads, 16), "float32")
+    results = [int(row.ctypes.data) for row in out]
+    # A sample should last some milliseconds, however small the buffer.
+    turns = max(1, (64 << 20) // size)
+
+    def read(member: int) -> None:
+        for _ in range(turns):
+            kernels.read(buffer.address + member * part, part, results[member])
+
+    seconds = best_together(read, threads, samples)
+    return part * threads * turns / seconds
+
+
+def dot_peak(tier: str, threads: int) -> float:
+    """Operations a second (a product and a sum count as two) of the tier's 4-bit by 8-bit products, from the L1 cache.
+
+    Compiled and run in a process of its own: one process serves one tier.
+    """
+    cpu, features = build.TARGETS[tier] if machine().architecture == "x86-64" else ("generic", "")
+    environment = os.environ | {"INGLENOOK_TIER": tier, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features}
+    command = [sys.executable, "-m", "tests.bench.limits", "--peak", "--threads", str(threads)]
+    run = subprocess.run(command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return float(run.stdout)
+
+
+def _peak_here(threads: int, samples: int = 30) -> float:
+    """`dot_peak` of the tier that this process was started for."""
+    from numba import types
+    from numba.extending import intrinsic
+
+    from engine.core.kernels import simd
+
+    accumulators = 8
+    tile = simd.Tile(simd.nibble_sum, accumulators)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def dots(_context, total, address):  # type: ignore[no-untyped-def]
+        """Eight independent sums, each given the products of one line with fixed nibbles."""
+
+        def code(_context, builder, _signature, values):  # type: ignore[no-untyped-def]
+            total, address = values
+            nibbles = simd._constant(simd.i8x64.llvm, 3)
+            for index in range(accumulators):
+                place = simd._pointer(builder, builder.add(address, simd.I64(64 * index)))
+                line = builder.load(place, typ=simd.i8x64.llvm, align=1)
+                one = simd._dot_nibbles(builder, builder.extract_value(total, index), nibbles, line)
+                total = builder.insert_value(total, one, index)
+            return total
+
+        return tile(tile, types.int64), code
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def nothing(_context):  # type: ignore[no-untyped-def]
+        def code(_context, _builder, _signature, _values):  # type: ignore[no-untyped-def]
+            zero = simd._constant(simd.nibble_sum.llvm, 0)
+            return simd.ir.Constant(tile.llvm, [zero] * accumulators)
+
+        return tile(), code
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def keep(_context, address, total):  # type: ignore[no-untyped-def]
+        """Store the sums, so that nobody finds them useless."""
+
+        def code(context, builder, _signature, values):  # type: ignore[no-untyped-def]
+            builder.store(values[1], simd._pointer(builder, values[0]), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, tile), code
+
+    @simd.kernel  # type: ignore[untyped-decorator]
+    def loop(address, rounds, out):  # type: ignore[no-untyped-def]
+        total = nothing()
+        for index in range(rounds):
+            total = dots(total, address + (index & 1) * 512)
+        keep(out, total)
+
+    lines, out = aligned((threads, _LINES * 64), "int8"), aligned((threads, accumulators * 64), "int8")
+    lines[:] = 5
+    rounds = 50_000
+    loop(int(lines.ctypes.data), 1, int(out.ctypes.data))
+    addresses = [(int(lines[i].ctypes.data), int(out[i].ctypes.data)) for i in range(threads)]
+    seconds = best_together(lambda member: loop(addresses[member][0], rounds, addresses[member][1]), threads, samples)
+    return threads * rounds * accumulators * 64 * 2 / seconds
+
+
+def compiled(tier: str) -> Kernels:
+    """The tier's kernels from the program's cache, compiled when they are not there."""
+    for found in load_kernels(tier, Path(platformdirs.user_cache_dir("inglenook", appauthor=False))):
+        if isinstance(found, Kernels):
+            return found
+        sys.stderr.write(f"\rcompiling {found}   ")
+    raise AssertionError(tier)
+
+
+def main() -> None:
+    """Print the limits of this machine."""
+    parser = argparse.ArgumentParser(description="Limits of this machine.")
+    parser.add_argument("--threads", type=int, default=machine().default_threads)
+    parser.add_argument("--tier", default=machine().choose_tier())
+    parser.add_argument("--megabytes", type=int, default=1024)
+    parser.add_argument("--peak", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        sys.stdout.write(f"{_peak_here(options.threads)}\n")
+        return
+    kernels = compiled(options.tier)
+    for threads in range(1, options.threads + 1):
+        for size in (1 << 20, options.megabytes << 20):
+            rate = read_bandwidth(kernels, threads, size)
+            sys.stdout.write(f"read {size >> 20:5d} MB, {threads} threads: {rate / 1e9:6.1f} GB/s\n")
+    for tier in machine().tiers:
+        rates = [f"{dot_peak(tier, threads) / 1e12:6.3f}" for threads in range(1, options.threads + 1)]
+        sys.stdout.write(f"int dot {tier:10s} with 1..{options.threads} threads: {' '.join(rates)} TOPS\n")
+
+
+if __name__ == "__main__":
+    main()
