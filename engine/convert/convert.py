@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.convert.packing import Packing, workers
 from engine.convert.recipe import Recipe, recipe
-from engine.convert.source import Source, open_source
+from engine.convert.source import Source, has_tokenizer, open_source
 from engine.errors import ModelFolderError
 from engine.models.store import Manifest, StoredTensor
 from engine.models.weights import MemoryWeights, ModelSource, Tensor, format_label, tensor_bytes
@@ -39,7 +39,7 @@ def convert(
         ResourceError: the file cannot be written
     """
     source = open_source(path)
-    if not source.files.keys() & {"tokenizer.json", "tokenizer.model"}:
+    if not has_tokenizer(source.files):
         raise ModelFolderError(
             f"{path} has no tokenizer (tokenizer.json or tokenizer.model), so nobody can chat with it"
         )

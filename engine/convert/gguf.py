@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.convert.gguf_file import GgufFile, GgufTensor, read_gguf, read_rows
 from engine.convert.gguf_tokenizer import CONTROL, END_TEXTS, tokenizer_files
-from engine.convert.source import Source, end_ids_from, fingerprint, stamp
+from engine.convert.source import Source, check_vocabulary, end_ids_from, fingerprint, stamp
 from engine.errors import UnsupportedModelError
 from engine.models.families import assign, recognise
 from engine.models.rope import inverse_frequencies
@@ -78,6 +78,8 @@ def open_gguf(path: Path, notices: Sequence[str] = ()) -> Source:
     assignments = assign(blueprint, {name: tensor.shape for name, tensor in tensors.items()})
     spec = blueprint.spec
     files = tokenizer_files(file.metadata, path.name)
+    tokens = file.metadata["tokenizer.ggml.tokens"]
+    check_vocabulary(spec.vocab_size, dict(enumerate(tokens[spec.vocab_size :], spec.vocab_size)))
     end_ids, end_notices = end_ids_from(_end_tokens(file.metadata), spec.vocab_size)
     return Source(
         path=path,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -24,8 +24,19 @@ from engine.models.families import Assignment, Blueprint, assign, is_optional, r
 from engine.models.spec import ModelSpec, TensorSpec
 from engine.models.store import SourceFile
 from engine.settings import Sampling, checked
+from engine.text.tokenizer import Tokenizer
 
-__all__ = ["Source", "TensorReader", "defaults_from", "end_ids_from", "open_source"]
+__all__ = [
+    "Source",
+    "TensorReader",
+    "check_vocabulary",
+    "defaults_from",
+    "end_ids_from",
+    "fingerprint",
+    "has_tokenizer",
+    "open_source",
+    "stamp",
+]
 
 # Parts of tensor names that only quantisers write.
 _QUANTISED_NAME = re.compile(
@@ -124,12 +135,12 @@ def open_source(path: Path) -> Source:
     if found.kind != "folder":
         raise InputError(f"{found.path} is a .nook file already")
     description = describe(found.path)
-    refuse_quantised(description.config)
+    _refuse_quantised(description.config)
     blueprint = recognise(description.config)
-    return open_folder(found.path, description, blueprint, stored_tensors(found.path), found.notices)
+    return _with_tokenizer(_open_folder(found.path, description, blueprint, stored_tensors(found.path), found.notices))
 
 
-def open_folder(
+def _open_folder(
     folder: Path, description: Description, blueprint: Blueprint, stored: Stored, notices: Sequence[str] = ()
 ) -> Source:
     """The source that a folder's description and tensors make together.
@@ -138,7 +149,7 @@ def open_folder(
         ModelFolderError, UnsupportedModelError: they do not belong together, or are not plain weights
     """
     spec = blueprint.spec
-    refuse_quantised({}, stored.entries)
+    _refuse_quantised({}, stored.entries)
     lacking = sorted({file for name, file in stored.absent.items() if not is_optional(name, spec)})
     if lacking:
         raise ModelFolderError(f"{', '.join(lacking)} of {folder.name} is missing: the download is incomplete")
@@ -187,7 +198,7 @@ def open_folder(
     )
 
 
-def refuse_quantised(config: Mapping[str, Any], entries: Mapping[str, Entry] | None = None) -> None:
+def _refuse_quantised(config: Mapping[str, Any], entries: Mapping[str, Entry] | None = None) -> None:
     """Refuse weights that a quantiser has already been through.
 
     Raises:
@@ -254,6 +265,44 @@ def fingerprint(file: Path) -> SourceFile:
 def stamp(files: Sequence[Path]) -> str:
     """Changes when one of the files is written to."""
     return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
+
+
+def has_tokenizer(files: Mapping[str, bytes]) -> bool:
+    """Whether there is something to read text with."""
+    return bool(files.keys() & {"tokenizer.json", "tokenizer.model", "vocab.json"})
+
+
+def check_vocabulary(rows: int, tokens: Mapping[int, str]) -> None:
+    """Every token must have a row of the embedding; rows without a token are common padding.
+
+    tokens: text of those beyond the rows, by id
+
+    Raises:
+        ModelFolderError: names some
+    """
+    if tokens:
+        named = ", ".join(f"{text[:40]} = {number}" for number, text in sorted(tokens.items())[:5])
+        more = f" and {len(tokens) - 5} more" if len(tokens) > 5 else ""
+        raise ModelFolderError(
+            f"the tokenizer has tokens ({named}{more}) beyond the {rows} rows of the model's embedding: "
+            "tokenizer and weights are of different versions"
+        )
+
+
+def _with_tokenizer(source: Source) -> Source:
+    """The source with the tokenizer's end tokens, both vocabularies proven to fit each other."""
+    if not has_tokenizer(source.files):
+        notice = "there is no tokenizer, so the model takes and gives token ids, not text"
+        return replace(source, notices=(*source.notices, notice))
+    tokenizer = Tokenizer.from_files(source.files)
+    rows = source.spec.vocab_size
+    beyond = ((number, tokenizer.token(number)) for number in range(rows, tokenizer.vocab_size))
+    check_vocabulary(rows, {number: token for number, token in beyond if token is not None})
+    end_ids = source.end_ids | tokenizer.end_ids
+    notices = (
+        [] if end_ids else ["no file names a token that ends an answer; answers end only at their greatest length"]
+    )
+    return replace(source, end_ids=end_ids, notices=(*source.notices, *notices))
 
 
 class _FolderReader:

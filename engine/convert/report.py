@@ -1,0 +1,247 @@
+"""What lies at a path, for people: read within two seconds, without weights, and never failing on a bad model.
+
+A model that cannot be used still gets a report: as much as is known, and the
+problem in one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.convert.folder import Found, describe, find_model, model_name
+from engine.convert.recipe import recipe, recipe_bytes
+from engine.convert.source import Source, open_source
+from engine.errors import InputError
+from engine.models.families import recognise
+from engine.models.memory import needed_bytes
+from engine.models.spec import ModelSpec
+from engine.models.store import NookFile
+from engine.models.weights import VECTOR, format_label
+from engine.settings import Conversion
+from engine.text.files import chat_templates
+
+__all__ = ["ModelReport", "Problem", "SizeChoice", "TensorInfo", "inspect"]
+
+_CHOICES = (
+    *(Conversion(bits=4, group_size=group) for group in (32, 64, 128, 256)),
+    Conversion(bits=8, group_size=32),
+    Conversion(bits=16),
+)
+_CONTEXTS = (2048, 4096, 8192, 16384, 32768)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChoice:
+    """What one conversion would cost. file_bytes: within a few hundred kB; bits_per_weight: over all tensors."""
+
+    label: str
+    conversion: Conversion
+    file_bytes: int
+    bits_per_weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something the check of a model found. `fatal` ones prevent conversion."""
+
+    fatal: bool
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a model: our name, what it is stored as, (rows, cols) or (entries,)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What `inspect` says of a folder, GGUF or `.nook` file, without reading weights.
+
+    family: "Qwen2ForCausalLM", "" when unknown. source_dtype: "bfloat16", or
+    "int4, group 32" for a `.nook` file. sizes: empty for a `.nook` file.
+    memory_bytes: context -> RAM needed to run (int4 for sources).
+    """
+
+    path: Path
+    kind: Literal["folder", "gguf", "nook"]
+    name: str
+    family: str = ""
+    parameters: int = 0
+    context: int = 0
+    vocab_size: int = 0
+    layers: int = 0
+    hidden: int = 0
+    source_dtype: str = ""
+    chat_template: bool = False
+    licence: str = ""
+    disk_bytes: int = 0
+    sizes: tuple[SizeChoice, ...] = ()
+    memory_bytes: dict[int, int] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    tensors: tuple[TensorInfo, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        """No problem prevents conversion or loading."""
+        return not any(problem.fatal for problem in self.problems)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        sizes = [{**asdict(size), "conversion": size.conversion.model_dump(mode="json")} for size in self.sizes]
+        return {**asdict(self), "path": str(self.path), "sizes": sizes, "usable": self.usable}
+
+
+def inspect(path: Path, *, tensors: bool = False) -> ModelReport:
+    """What is known of the model at `path`, problems included.
+
+    tensors: list them all.
+
+    Raises:
+        InputError: there is no model at all, or more than one
+    """
+    found = find_model(path)
+    report = _of_nook(found.path, tensors=tensors) if found.kind == "nook" else _of_source(found, tensors=tensors)
+    notices = tuple(Problem(False, notice) for notice in found.notices if notice not in _sentences(report))
+    return replace(report, problems=report.problems + notices)
+
+
+def _of_nook(path: Path, *, tensors: bool) -> ModelReport:
+    disk_bytes = path.stat().st_size
+    try:
+        file = NookFile.open(path)
+    except InputError as error:
+        return ModelReport(path, "nook", path.stem, disk_bytes=disk_bytes, problems=(Problem(True, str(error)),))
+    manifest, spec = file.manifest, file.manifest.spec
+    formats = {at.name: (at.format, at.group) for at in manifest.tensors}
+    report = ModelReport(
+        path,
+        "nook",
+        manifest.name,
+        source_dtype=format_label(spec, formats),
+        chat_template=bool(chat_templates(file.files())),
+        licence=manifest.licence,
+        disk_bytes=disk_bytes,
+        memory_bytes=_memory(spec, file.total_bytes),
+        problems=tuple(Problem(False, notice) for notice in manifest.notices),
+    )
+    if tensors:
+        listed = tuple(
+            TensorInfo(
+                at.name,
+                "float32" if at.format == VECTOR else f"{at.format}, group {at.group}" if at.group else at.format,
+                (at.cols,) if at.format == VECTOR else (at.rows, at.cols),
+                at.bytes,
+            )
+            for at in manifest.tensors
+        )
+        report = replace(report, tensors=listed)
+    return _with_spec(report, spec)
+
+
+def _of_source(found: Found, *, tensors: bool) -> ModelReport:
+    path = found.path
+    if found.kind == "folder":
+        report = ModelReport(path, "folder", model_name(path), disk_bytes=_disk_bytes(path.iterdir()))
+    else:
+        report = ModelReport(path, "gguf", path.stem, disk_bytes=_disk_bytes([path]))
+    try:
+        source = open_source(path)
+    except InputError as error:
+        return replace(_as_far_as_possible(report), problems=(Problem(True, str(error)),))
+    spec = source.spec
+    kept = {assignment.tensor.name: source.kept(assignment) for assignment in source.assignments}
+    sizes = tuple(_size(source, conversion, kept) for conversion in _CHOICES)
+    report = replace(
+        report,
+        source_dtype=_dtype(source),
+        chat_template=bool(chat_templates(source.files)),
+        licence=source.licence,
+        sizes=sizes,
+        memory_bytes=_memory(spec, recipe_bytes(spec, recipe(spec, Conversion(), kept))),
+        problems=tuple(Problem(False, notice) for notice in source.notices),
+    )
+    if tensors:
+        report = replace(report, tensors=_source_tensors(source))
+    return _with_spec(report, spec)
+
+
+def _as_far_as_possible(report: ModelReport) -> ModelReport:
+    """What a folder says of itself although something in it is wrong."""
+    if report.kind != "folder":
+        return report
+    try:
+        description = describe(report.path)
+        report = replace(
+            report,
+            licence=description.licence,
+            chat_template=bool(chat_templates(description.files)),
+            family=", ".join(_architectures(description.config)),
+        )
+        return _with_spec(report, recognise(description.config).spec)
+    except InputError:
+        return report
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    names = config.get("architectures")
+    return [name[:80] for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _with_spec(report: ModelReport, spec: ModelSpec) -> ModelReport:
+    return replace(
+        report,
+        family=spec.family,
+        parameters=spec.parameters,
+        context=spec.context,
+        vocab_size=spec.vocab_size,
+        layers=len(spec.layers),
+        hidden=spec.hidden,
+    )
+
+
+def _size(source: Source, conversion: Conversion, kept: Mapping[str, str]) -> SizeChoice:
+    formats = recipe(source.spec, conversion, kept)
+    size = recipe_bytes(source.spec, formats)
+    files = sum(map(len, source.files.values()))
+    return SizeChoice(format_label(source.spec, formats), conversion, size + files, 8 * size / source.spec.parameters)
+
+
+def _memory(spec: ModelSpec, weight_bytes: int) -> dict[int, int]:
+    contexts = sorted({context for context in _CONTEXTS if context < spec.context} | {min(spec.context, _CONTEXTS[-1])})
+    return {context: needed_bytes(spec, weight_bytes, context) for context in contexts}
+
+
+def _dtype(source: Source) -> str:
+    """What most bytes of the source are stored as."""
+    totals: dict[str, int] = {}
+    for assignment in source.assignments:
+        for name in assignment.sources:
+            dtype = source.reader.dtype(name)
+            totals[dtype] = totals.get(dtype, 0) + source.reader.bytes(name)
+    return max(totals, key=lambda dtype: totals[dtype])
+
+
+def _source_tensors(source: Source) -> tuple[TensorInfo, ...]:
+    listed = []
+    for assignment in source.assignments:
+        tensor = assignment.tensor
+        dtypes = dict.fromkeys(source.reader.dtype(name) for name in assignment.sources)
+        shape = (tensor.cols,) if tensor.role == "vector" else (tensor.rows, tensor.cols)
+        listed.append(TensorInfo(tensor.name, ", ".join(dtypes), shape, source.bytes(assignment)))
+    return tuple(listed)
+
+
+def _disk_bytes(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _sentences(report: ModelReport) -> set[str]:
+    return {problem.sentence for problem in report.problems}

@@ -1,0 +1,154 @@
+"""What a model will take of the memory, before anything of it is allocated.
+
+Knows sizes only. `engine/core/cpu.py` says what is free, containers' limits
+counted; the runtime allocates what the plan says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.core.cpu import Memory
+from engine.core.operations import CHUNK_TOKENS
+from engine.core.pages import PageLayout
+from engine.errors import ContextOverflowError, ResourceError
+from engine.models.decoder import page_layout, scratch_bytes
+from engine.models.spec import ModelSpec
+from engine.settings import EngineSettings, KvDtype
+
+__all__ = ["MemoryPlan", "needed_bytes", "plan", "working_bytes"]
+
+_GB = 1 << 30
+_SMALL_MACHINE = 8 * _GB
+_DEFAULT_CONTEXT, _SMALL_CONTEXT, _LEAST_CONTEXT = 8192, 4096, 512
+# What stays free for everybody else: the plan is an estimate, and a machine that swaps answers nobody.
+_RESERVE = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by what they are for. context: tokens of one conversation; pages: of the whole pool.
+
+    free_bytes: what was free when the plan was made. spare_bytes: what is left
+    of it, less a reserve, never negative.
+    """
+
+    weight_bytes: int
+    kv_bytes: int
+    working_bytes: int
+    context: int
+    pages: int
+    page_bytes: int
+    page_tokens: int
+    free_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All that the model takes."""
+        return self.weight_bytes + self.kv_bytes + self.working_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """What is left."""
+        return max(0, self.free_bytes - _RESERVE - self.total_bytes)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that would still fit beside what is planned."""
+        return self.spare_bytes // self.page_bytes * self.page_tokens
+
+
+def plan(
+    spec: ModelSpec,
+    weight_bytes: int,
+    settings: EngineSettings,
+    memory: Memory,
+    *,
+    threads: int = 1,
+    batch_tokens: int = 256,
+) -> MemoryPlan:
+    """Divide the free memory between weights, pages and working memory.
+
+    A context of 0 chooses: 4096 tokens with 8 GB free or less, else 8192;
+    never more than the model was made for, nor than fits. The pool holds as
+    many full conversations as are wanted in parallel, as far as they fit; one
+    fits always.
+
+    weight_bytes: that are not in memory yet. Mapped weights count: they are
+        read over and over, and a machine that drops them is useless.
+
+    Raises:
+        ContextOverflowError: the wanted context is beyond the model's
+        ResourceError: model and context do not fit; says what would
+    """
+    if settings.context > spec.context:
+        raise ContextOverflowError(
+            f"a context of {settings.context} tokens is more than the {spec.context} that the model was made for",
+            needed_tokens=settings.context,
+            context_tokens=spec.context,
+        )
+    layout = page_layout(spec, settings.kv)
+    working = working_bytes(
+        spec,
+        threads=threads,
+        batch_tokens=batch_tokens,
+        sequences=settings.max_batch_size,
+        context=settings.context or _DEFAULT_CONTEXT,
+    )
+    room = memory.free - _RESERVE - weight_bytes - working
+    fitting = max(0, room) // layout.page_bytes * layout.tokens
+    context = settings.context or _chosen_context(spec, memory.free, fitting)
+    if fitting < context:
+        needed = weight_bytes + working + _pages(context, layout) * layout.page_bytes + _RESERVE
+        advice = (
+            f"a context of {fitting} tokens would fit"
+            if fitting >= min(_LEAST_CONTEXT, spec.context)
+            else "close other programs, or take a smaller model or fewer bits"
+        )
+        raise ResourceError(
+            f"the model with a context of {context} tokens needs {needed / 1e9:.1f} GB of memory "
+            f"and {memory.free / 1e9:.1f} GB are free; {advice}"
+        )
+    most = settings.max_batch_size * _pages(context, layout)
+    pages = min(most, fitting // layout.tokens)
+    return MemoryPlan(
+        weight_bytes=weight_bytes,
+        kv_bytes=pages * layout.page_bytes,
+        working_bytes=working,
+        context=context,
+        pages=pages,
+        page_bytes=layout.page_bytes,
+        page_tokens=layout.tokens,
+        free_bytes=memory.free,
+    )
+
+
+def needed_bytes(spec: ModelSpec, weight_bytes: int, context: int, kv: KvDtype = "int8") -> int:
+    """Memory that one conversation of so many tokens takes, model included."""
+    layout = page_layout(spec, kv)
+    return weight_bytes + _pages(context, layout) * layout.page_bytes + working_bytes(spec, context=context)
+
+
+def working_bytes(
+    spec: ModelSpec, *, threads: int = 1, batch_tokens: int = 256, sequences: int = 4, context: int = _DEFAULT_CONTEXT
+) -> int:
+    """Activations of a step, partial results, logits and scratch of every thread: nearly what the decoder allocates."""
+    attentions = [layer.attention for layer in spec.layers]
+    intermediate = max(layer.feed_forward.intermediate for layer in spec.layers)
+    attended = max(attention.heads * attention.head_dim for attention in attentions)
+    stacked = max(attention.head_dim * (attention.heads + 2 * attention.kv_heads) for attention in attentions)
+    inputs = max(spec.hidden, attended, intermediate)
+    # The residual, stacked outputs, attended heads, queries, and a product's input with its scales and sums.
+    floats = spec.hidden + max(stacked, 2 * intermediate) + 2 * attended + inputs + (attended + 2 * inputs) // 16
+    partial = max(attention.heads * (attention.head_dim + 16) for attention in attentions)
+    floats_of_sequences = sequences * (partial * -(-context // CHUNK_TOKENS) + spec.vocab_size)
+    return 4 * (batch_tokens * floats + floats_of_sequences) + threads * scratch_bytes(spec)
+
+
+def _chosen_context(spec: ModelSpec, free: int, fitting: int) -> int:
+    wanted = min(spec.context, _SMALL_CONTEXT if free <= _SMALL_MACHINE else _DEFAULT_CONTEXT)
+    return max(min(wanted, fitting), min(_LEAST_CONTEXT, spec.context))
+
+
+def _pages(context: int, layout: PageLayout) -> int:
+    return -(-context // layout.tokens)
