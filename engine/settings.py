@@ -14,7 +14,7 @@ from engine.errors import SettingError
 
 __all__ = ["Conversion", "EngineSettings", "KvDtype", "LoadMode", "Sampling", "Tier", "checked"]
 
-KvDtype = Literal["int8", "f16"]
+KvDtype = Literal["int8", "f16", "f32"]
 LoadMode = Literal["mmap", "resident", "stream"]
 Tier = Literal["generic", "avx2", "avxvnni", "avx512vnni", "amx"]
 
@@ -170,7 +170,7 @@ class EngineSettings(_Settings):
     ] = 0
     kv: Annotated[
         KvDtype,
-        Field(title="KV cache precision", description="int8 needs half the memory of f16."),
+        Field(title="KV cache precision", description="int8 needs half the memory of f16; f32 is for comparison with a reference."),
     ] = "int8"
     tier: Annotated[
         Tier | None,

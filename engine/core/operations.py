@@ -19,6 +19,7 @@ __all__ = [
     "CHUNK_TOKENS",
     "FIELDS",
     "KV_F16",
+    "KV_F32",
     "KV_INT8",
     "PAGE_TOKENS",
     "ROW_WORDS",
@@ -153,6 +154,7 @@ scratch         scratch_bytes of working memory for each thread, one after the o
 STATE_WORDS: Final = 16
 KV_INT8: Final = 0
 KV_F16: Final = 1
+KV_F32: Final = 2
 
 
 def float_bits(value: float) -> int:

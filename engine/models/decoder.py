@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from engine.core.operations import (
     CHUNK_TOKENS,
     KV_F16,
+    KV_F32,
     KV_INT8,
     PAGE_TOKENS,
     STATE,
@@ -80,8 +81,8 @@ def _kv_group(head_dim: int) -> int:
 
 def _head_bytes(head_dim: int, kv: KvDtype) -> int:
     """Keys and values of one head for the positions of one page."""
-    if kv == "f16":
-        return 2 * 2 * head_dim * PAGE_TOKENS
+    if kv != "int8":
+        return 2 * {"f16": 2, "f32": 4}[kv] * head_dim * PAGE_TOKENS
     return 2 * (head_dim * PAGE_TOKENS + head_dim // _kv_group(head_dim) * PAGE_TOKENS * 2)
 
 
@@ -401,7 +402,7 @@ class Decoder:
         self._lower_product(program, qkv, self._wide, bias=f"{prefix}.qkv.bias" if attention.qkv_bias else None)
         queries, scales, partials, chunks = rooms
         pages = {
-            "kv_kind": KV_INT8 if self._kv == "int8" else KV_F16,
+            "kv_kind": {"int8": KV_INT8, "f16": KV_F16, "f32": KV_F32}[self._kv],
             "kv_group": _kv_group(attention.head_dim),
             "pool": self._pool.memory.ctypes.data + offset,
             "page_bytes": self._pool.layout.page_bytes,

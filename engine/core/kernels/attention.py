@@ -9,6 +9,7 @@ layer has its own run of bytes, so that a query sweeps it front to back:
           scales  f16  (head_dim / group, 64)
     f16   keys    f16  (head_dim, 64)
           values  f16  (64, head_dim)
+    f32   as f16, in float32: for comparison with a reference
 
 No sum crosses lanes: scores have one position a lane, outputs one dimension.
 With int8 pages queries and probabilities are quantised to int16, so that both
@@ -57,11 +58,13 @@ from engine.core.kernels.simd import (
     tiles,
     to_float,
 )
-from engine.core.operations import CHUNK_TOKENS, KV_INT8, PAGE_TOKENS
+from engine.core.operations import CHUNK_TOKENS, KV_F16, KV_F32, KV_INT8, PAGE_TOKENS
 
 CHUNK_PAGES = CHUNK_TOKENS // PAGE_TOKENS
 PARTIAL_HEAD = 16
 """Floats before the output of a partial result: maximum, sum, then room to the next cache line."""
+ROW = 4 * CHUNK_TOKENS
+"""Bytes of one row of scores; probabilities in int16 take half of it."""
 TILE_ROWS = 32
 """Query rows (token, head) that share a sweep over the pages."""
 
@@ -163,7 +166,13 @@ def put_query(row, vector, index, head_dim, kind, group):
 @kernel
 def put_key_and_value(key, value, place, slot, head_dim, kind, group):
     """Write position `slot` of a page."""
-    if kind != KV_INT8:
+    if kind == KV_F32:
+        values = place + 4 * head_dim * PAGE_TOKENS
+        for column in range(head_dim):
+            store_f32(place + 4 * (column * PAGE_TOKENS + slot), load_f32(key + 4 * column))
+            store_f32(values + 4 * (slot * head_dim + column), load_f32(value + 4 * column))
+        return
+    if kind == KV_F16:
         for column in range(head_dim):
             store_f16(place + 2 * (column * PAGE_TOKENS + slot), load_f32(key + 4 * column))
         values = place + 2 * head_dim * PAGE_TOKENS
@@ -210,7 +219,7 @@ def int8_scores(tile):
     store, load = tile.store, tile.load
 
     @kernel
-    def scores(queries, query_stride, scales, scale_stride, keys, key_scales, head_dim, group, out):
+    def scores(queries, query_stride, scales, scale_stride, out, out_stride, keys, key_scales, head_dim, group, _):
         for number in range(head_dim // group):
             low, high = zero(), zero()
             for pair in range(number * group // 2, (number + 1) * group // 2):
@@ -220,29 +229,29 @@ def int8_scores(tile):
             if number == 0:
                 low_sums, high_sums = zero_sums(), zero_sums()
             else:
-                low_sums, high_sums = load(out, 4 * CHUNK_TOKENS), load(out + 64, 4 * CHUNK_TOKENS)
+                low_sums, high_sums = load(out, out_stride), load(out + 64, out_stride)
             at_scales = key_scales + 2 * number * PAGE_TOKENS
             low_sums = add_scaled(low_sums, low, load_f16x16(at_scales), scales + 4 * number, scale_stride)
             high_sums = add_scaled(high_sums, high, load_f16x16(at_scales + 32), scales + 4 * number, scale_stride)
-            store(out, 4 * CHUNK_TOKENS, low_sums)
-            store(out + 64, 4 * CHUNK_TOKENS, high_sums)
+            store(out, out_stride, low_sums)
+            store(out + 64, out_stride, high_sums)
 
     return scores
 
 
-def f16_scores(tile):
-    """Scores of `tile.count` query rows with 32 positions of an f16 page."""
+def float_scores(tile, load, size):
+    """Scores of `tile.count` query rows with 32 positions of a page of floats of `size` bytes."""
     zero_sums, add_products, store = tile.zero_sums, tile.add_products, tile.store
 
     @kernel
-    def scores(queries, query_stride, scales, scale_stride, keys, key_scales, head_dim, group, out):
+    def scores(queries, query_stride, scales, scale_stride, out, out_stride, keys, key_scales, head_dim, group, _):
         low, high = zero_sums(), zero_sums()
         for column in range(head_dim):
-            line = keys + column * 2 * PAGE_TOKENS
-            low = add_products(low, load_f16x16(line), queries + 4 * column, query_stride)
-            high = add_products(high, load_f16x16(line + 32), queries + 4 * column, query_stride)
-        store(out, 4 * CHUNK_TOKENS, low)
-        store(out + 64, 4 * CHUNK_TOKENS, high)
+            line = keys + column * size * PAGE_TOKENS
+            low = add_products(low, load(line), queries + 4 * column, query_stride)
+            high = add_products(high, load(line + 16 * size), queries + 4 * column, query_stride)
+        store(out, out_stride, low)
+        store(out + 64, out_stride, high)
 
     return scores
 
@@ -252,7 +261,7 @@ def int8_outputs(tile):
     zero, dot, store = tile.zero_integers, tile.dot_halfwords, tile.store_scaled
 
     @kernel
-    def outputs(pages, count, offset, row_bytes, probabilities, scales, width, out, out_stride):
+    def outputs(probabilities, stride, scales, _, out, out_stride, pages, count, offset, row_bytes, width):
         low, high = zero(), zero()
         for page in range(count):
             values = load_i64(pages + 8 * page) + offset
@@ -260,9 +269,9 @@ def int8_outputs(tile):
             for pair in range(PAGE_TOKENS // 2):
                 p = probabilities + 2 * (page * PAGE_TOKENS + 2 * pair)
                 prefetch_l1(after + pair * row_bytes)
-                low = dot(low, load_i8x32_as_i16(values + pair * row_bytes), p, 2 * CHUNK_TOKENS)
+                low = dot(low, load_i8x32_as_i16(values + pair * row_bytes), p, stride)
                 if width > 16:
-                    high = dot(high, load_i8x32_as_i16(values + pair * row_bytes + 32), p, 2 * CHUNK_TOKENS)
+                    high = dot(high, load_i8x32_as_i16(values + pair * row_bytes + 32), p, stride)
         store(out, out_stride, low, scales)
         if width > 16:
             store(out + 64, out_stride, high, scales)
@@ -270,12 +279,12 @@ def int8_outputs(tile):
     return outputs
 
 
-def f16_outputs(tile):
+def float_outputs(tile, load, size):
     """32 dimensions of the outputs of `tile.count` rows over the pages of a chunk."""
     zero_sums, add_products, store = tile.zero_sums, tile.add_products, tile.store
 
     @kernel
-    def outputs(pages, count, offset, row_bytes, probabilities, scales, width, out, out_stride):
+    def outputs(probabilities, stride, scales, _, out, out_stride, pages, count, offset, row_bytes, width):
         low, high = zero_sums(), zero_sums()
         for page in range(count):
             values = load_i64(pages + 8 * page) + offset
@@ -283,9 +292,9 @@ def f16_outputs(tile):
             for slot in range(PAGE_TOKENS):
                 p = probabilities + 4 * (page * PAGE_TOKENS + slot)
                 prefetch_l1(after + slot * row_bytes)
-                low = add_products(low, load_f16x16(values + slot * row_bytes), p, 4 * CHUNK_TOKENS)
+                low = add_products(low, load(values + slot * row_bytes), p, stride)
                 if width > 16:
-                    high = add_products(high, load_f16x16(values + slot * row_bytes + 32), p, 4 * CHUNK_TOKENS)
+                    high = add_products(high, load(values + slot * row_bytes + 16 * size), p, stride)
         store(out, out_stride, low)
         if width > 16:
             store(out + 64, out_stride, high)
@@ -297,10 +306,40 @@ LARGE, MEDIUM = (4, 2) if HAS_VNNI512 else (2, 2)
 """Rows of a register tile: what 32 wide, or 16 narrow, registers hold beside two vectors of keys."""
 
 _LARGE, _MEDIUM, _SMALL = tiles(LARGE), tiles(MEDIUM), tiles(1)
-scores_int8_large, scores_int8_medium, scores_int8_small = (int8_scores(t) for t in (_LARGE, _MEDIUM, _SMALL))
-scores_f16_large, scores_f16_medium, scores_f16_small = (f16_scores(t) for t in (_LARGE, _MEDIUM, _SMALL))
-outputs_int8_large, outputs_int8_medium, outputs_int8_small = (int8_outputs(t) for t in (_LARGE, _MEDIUM, _SMALL))
-outputs_f16_large, outputs_f16_medium, outputs_f16_small = (f16_outputs(t) for t in (_LARGE, _MEDIUM, _SMALL))
+
+
+def all_rows(make):
+    """kernel(rows, ...): a tile kernel applied to any number of rows, largest tiles first.
+
+    Its own arguments: places of rows and their strides (queries or probabilities, scales, out), then
+    what is the same for all rows.
+    """
+    large, medium, small = make(_LARGE), make(_MEDIUM), make(_SMALL)
+
+    @kernel
+    def apply(rows, first, first_stride, second, second_stride, out, out_stride, a, b, c, d, e):
+        left = rows
+        while left >= LARGE:
+            large(first, first_stride, second, second_stride, out, out_stride, a, b, c, d, e)
+            first, second, out = first + LARGE * first_stride, second + LARGE * second_stride, out + LARGE * out_stride
+            left -= LARGE
+        while left >= MEDIUM:
+            medium(first, first_stride, second, second_stride, out, out_stride, a, b, c, d, e)
+            first, second, out = first + MEDIUM * first_stride, second + MEDIUM * second_stride, out + MEDIUM * out_stride
+            left -= MEDIUM
+        while left > 0:
+            small(first, first_stride, second, second_stride, out, out_stride, a, b, c, d, e)
+            first, second, out = first + first_stride, second + second_stride, out + out_stride
+            left -= 1
+
+    return apply
+
+
+scores_int8, outputs_int8 = all_rows(int8_scores), all_rows(int8_outputs)
+scores_f16 = all_rows(lambda tile: float_scores(tile, load_f16x16, 2))
+scores_f32 = all_rows(lambda tile: float_scores(tile, load_f32x16, 4))
+outputs_f16 = all_rows(lambda tile: float_outputs(tile, load_f16x16, 2))
+outputs_f32 = all_rows(lambda tile: float_outputs(tile, load_f32x16, 4))
 
 
 @kernel
@@ -308,27 +347,16 @@ def page_scores(rows, kind, queries, query_stride, scales, scale_stride, place, 
     """Scores of all rows of a tile with the 64 positions of one page."""
     key_scales = place + head_dim * PAGE_TOKENS
     for half in range(2):
-        keys = place + 64 * half
-        half_scales, half_out = key_scales + 64 * half, out + 128 * half
-        index = int64(0)
-        while index < rows:
-            q, s = queries + index * query_stride, scales + index * scale_stride
-            o = half_out + index * 4 * CHUNK_TOKENS
-            left = rows - index
-            if kind == KV_INT8:
-                if left >= LARGE:
-                    scores_int8_large(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
-                elif left >= MEDIUM:
-                    scores_int8_medium(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
-                else:
-                    scores_int8_small(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
-            elif left >= LARGE:
-                scores_f16_large(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
-            elif left >= MEDIUM:
-                scores_f16_medium(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
-            else:
-                scores_f16_small(q, query_stride, s, scale_stride, keys, half_scales, head_dim, group, o)
-            index += LARGE if left >= LARGE else (MEDIUM if left >= MEDIUM else 1)
+        o = out + 128 * half
+        if kind == KV_INT8:
+            keys, half_scales = place + 64 * half, key_scales + 64 * half
+            scores_int8(
+                rows, queries, query_stride, scales, scale_stride, o, ROW, keys, half_scales, head_dim, group, 0
+            )
+        elif kind == KV_F16:
+            scores_f16(rows, queries, query_stride, scales, scale_stride, o, ROW, place + 64 * half, 0, head_dim, 0, 0)
+        else:
+            scores_f32(rows, queries, query_stride, scales, scale_stride, o, ROW, place + 128 * half, 0, head_dim, 0, 0)
 
 
 @kernel
@@ -377,47 +405,30 @@ def weigh(probabilities, pages, offset, vectors, out):
 def chunk_outputs(rows, kind, pages, count, place_of_values, head_dim, group, scores, halves, scales, out, out_stride):
     """out[r] = sum over the chunk of probability * value, for all rows of a tile."""
     vectors = 4 * count
-    if kind == KV_INT8:
-        width, row_bytes = min(group, 32), 2 * head_dim
-        values_scales = place_of_values + head_dim * PAGE_TOKENS
-    else:
-        width, row_bytes = 32, 2 * head_dim
-        values_scales = place_of_values
+    width = min(group, 32) if kind == KV_INT8 else int64(32)
+    value_scales = place_of_values + head_dim * PAGE_TOKENS
     for number in range((head_dim + width - 1) // width):
         first = number * width
         wide = min(width, head_dim - first)
+        o = out + 4 * first
         if kind == KV_INT8:
             for index in range(rows):
                 scale = weigh(
-                    scores + index * 4 * CHUNK_TOKENS,
+                    scores + index * ROW,
                     pages,
-                    values_scales + first // group * 2 * PAGE_TOKENS,
+                    value_scales + first // group * 2 * PAGE_TOKENS,
                     vectors,
-                    halves + index * 2 * CHUNK_TOKENS,
+                    halves + index * ROW // 2,
                 )
                 store_f32(scales + 4 * index, scale)
-        index = int64(0)
-        while index < rows:
-            left = rows - index
-            o = out + index * out_stride + 4 * first
-            offset = place_of_values + 2 * first
-            if kind == KV_INT8:
-                p, s = halves + index * 2 * CHUNK_TOKENS, scales + 4 * index
-                if left >= LARGE:
-                    outputs_int8_large(pages, count, offset, row_bytes, p, s, wide, o, out_stride)
-                elif left >= MEDIUM:
-                    outputs_int8_medium(pages, count, offset, row_bytes, p, s, wide, o, out_stride)
-                else:
-                    outputs_int8_small(pages, count, offset, row_bytes, p, s, wide, o, out_stride)
-            else:
-                p = scores + index * 4 * CHUNK_TOKENS
-                if left >= LARGE:
-                    outputs_f16_large(pages, count, offset, row_bytes, p, scales, wide, o, out_stride)
-                elif left >= MEDIUM:
-                    outputs_f16_medium(pages, count, offset, row_bytes, p, scales, wide, o, out_stride)
-                else:
-                    outputs_f16_small(pages, count, offset, row_bytes, p, scales, wide, o, out_stride)
-            index += LARGE if left >= LARGE else (MEDIUM if left >= MEDIUM else 1)
+            offset, row_bytes = place_of_values + 2 * first, 2 * head_dim
+            outputs_int8(rows, halves, ROW // 2, scales, 4, o, out_stride, pages, count, offset, row_bytes, wide)
+        elif kind == KV_F16:
+            offset, row_bytes = place_of_values + 2 * first, 2 * head_dim
+            outputs_f16(rows, scores, ROW, scales, 0, o, out_stride, pages, count, offset, row_bytes, wide)
+        else:
+            offset, row_bytes = place_of_values + 4 * first, 4 * head_dim
+            outputs_f32(rows, scores, ROW, scales, 0, o, out_stride, pages, count, offset, row_bytes, wide)
 
 
 @kernel
@@ -513,8 +524,8 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
     queries = scales + (rows * 4 + 63) // 64 * 64
     query_scales = queries + rows * head_dim * 4
     scores = query_scales + rows * 64
-    halves = scores + rows * 4 * CHUNK_TOKENS
-    parts = halves + rows * 2 * CHUNK_TOKENS
+    halves = scores + rows * ROW
+    parts = halves + rows * ROW // 2
     totals = parts + rows * part_bytes
 
     for index in range(rows):
@@ -532,7 +543,7 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
     if kind == KV_INT8:
         place_of_values = head_dim * PAGE_TOKENS + groups * PAGE_TOKENS * 2
     else:
-        place_of_values = 2 * head_dim * PAGE_TOKENS
+        place_of_values = (2 if kind == KV_F16 else 4) * head_dim * PAGE_TOKENS
 
     for chunk in range(low, high + 1):
         begin = chunk * CHUNK_TOKENS
@@ -560,7 +571,7 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
         for index in range(rows):
             position = start + index // repeats - begin
             top, total = softmax(
-                scores + index * 4 * CHUNK_TOKENS,
+                scores + index * ROW,
                 first_visible(position + begin, window) - begin,
                 position + 1,
                 4 * count,
