@@ -7,13 +7,14 @@ problem in one sentence.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from engine.convert.folder import Found, describe, find_model, model_name
 from engine.convert.recipe import recipe, recipe_bytes
 from engine.convert.source import Source, open_source
+from engine.convert.values import ModelReport, Problem, SizeChoice, TensorInfo
 from engine.errors import InputError
 from engine.models.families import recognise
 from engine.models.memory import needed_bytes
@@ -23,7 +24,7 @@ from engine.models.weights import VECTOR, format_label
 from engine.settings import Conversion
 from engine.text.files import chat_templates
 
-__all__ = ["ModelReport", "Problem", "SizeChoice", "TensorInfo", "inspect"]
+__all__ = ["inspect"]
 
 _CHOICES = (
     *(Conversion(bits=4, group_size=group) for group in (32, 64, 128, 256)),
@@ -31,72 +32,6 @@ _CHOICES = (
     Conversion(bits=16),
 )
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768)
-
-
-@dataclass(frozen=True, slots=True)
-class SizeChoice:
-    """What one conversion would cost. file_bytes: within a few hundred kB; bits_per_weight: over all tensors."""
-
-    label: str
-    conversion: Conversion
-    file_bytes: int
-    bits_per_weight: float
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something the check of a model found. `fatal` ones prevent conversion."""
-
-    fatal: bool
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor of a model: our name, what it is stored as, (rows, cols) or (entries,)."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelReport:
-    """What `inspect` says of a folder, GGUF or `.nook` file, without reading weights.
-
-    family: "Qwen2ForCausalLM", "" when unknown. source_dtype: "bfloat16", or
-    "int4, group 32" for a `.nook` file. sizes: empty for a `.nook` file.
-    memory_bytes: context -> RAM needed to run (int4 for sources).
-    """
-
-    path: Path
-    kind: Literal["folder", "gguf", "nook"]
-    name: str
-    family: str = ""
-    parameters: int = 0
-    context: int = 0
-    vocab_size: int = 0
-    layers: int = 0
-    hidden: int = 0
-    source_dtype: str = ""
-    chat_template: bool = False
-    licence: str = ""
-    disk_bytes: int = 0
-    sizes: tuple[SizeChoice, ...] = ()
-    memory_bytes: dict[int, int] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
-    tensors: tuple[TensorInfo, ...] = ()
-
-    @property
-    def usable(self) -> bool:
-        """No problem prevents conversion or loading."""
-        return not any(problem.fatal for problem in self.problems)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        sizes = [{**asdict(size), "conversion": size.conversion.model_dump(mode="json")} for size in self.sizes]
-        return {**asdict(self), "path": str(self.path), "sizes": sizes, "usable": self.usable}
 
 
 def inspect(path: Path, *, tensors: bool = False) -> ModelReport:
