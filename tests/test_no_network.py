@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -24,11 +25,36 @@ sys.addaudithook(refuse)
 sys.argv = ["main.py", *sys.argv[1:]]
 """
 PROGRAM = WATCHED + "runpy.run_path('main.py', run_name='__main__')"
+# The window stays open until a second after its engine arrived.
+WINDOW = (
+    WATCHED
+    + """
+from PySide6.QtCore import QTimer
+from gui import app
+application = app.create_application([])
+def look():
+    if "engine.api" in sys.modules:
+        watch.stop()
+        QTimer.singleShot(1000, application.closeAllWindows)
+watch = QTimer()
+watch.timeout.connect(look)
+watch.start(50)
+sys.exit(app.main([]))
+"""
+)
 
 
-def watched(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, encoding="utf-8", timeout=110)
+def watched(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=110,
+    )
 
 
 def test_the_watch_itself_notices_sockets() -> None:
@@ -53,3 +79,8 @@ def test_command_line_opens_no_socket(tmp_path: Path) -> None:
     ):
         result = watched(PROGRAM, *arguments)
         assert result.returncode == 0, result.stderr
+
+
+def test_window_opens_no_socket(tmp_path: Path) -> None:
+    result = watched(WINDOW, XDG_DATA_HOME=str(tmp_path), QT_QPA_PLATFORM="offscreen")
+    assert result.returncode == 0, result.stderr
