@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Generator
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from engine.convert.packing import Packing, workers
 from engine.convert.recipe import Recipe, recipe
 from engine.convert.source import Source, has_tokenizer, open_source
+from engine.core.memory import LINE, Buffer
 from engine.errors import ModelFolderError
 from engine.models.store import Manifest, StoredTensor
 from engine.models.weights import MemoryWeights, ModelSource, Tensor, format_label, tensor_bytes
@@ -81,20 +83,25 @@ def quantised_in_memory(source: Source, conversion: Conversion) -> Generator[Pro
 
     Raises:
         ModelFolderError, SettingError: as for `convert`
+        ResourceError: there is not the memory
     """
     formats = _recipe_for(source, conversion)
     clock = _Clock("load", source)
     notices = yield from _compare_redundant(source, clock)
+    sizes = [tensor_bytes(tensor, *formats[tensor.name]) for tensor in source.spec.tensors()]
+    places = [0, *accumulate(-(-size // LINE) * LINE for size in sizes)]
+    memory = Buffer(places[-1], "the weights").view
     tensors: list[Tensor] = []
     with workers() as pool:
-        for assignment in source.assignments:
-            packing = Packing(source, assignment, *formats[assignment.tensor.name], pool)
+        for assignment, place, size in zip(source.assignments, places, sizes, strict=False):
+            spec, (name, group) = assignment.tensor, formats[assignment.tensor.name]
+            packing = Packing(source, assignment, name, group, pool)
+            data = memory[place : place + size]
             for _ in packing.measure():
-                yield clock.now(assignment.tensor.name)
-            for packed in packing.into_memory():
-                if packed is not None:
-                    tensors.append(packed)
-                yield clock.now(assignment.tensor.name)
+                yield clock.now(spec.name)
+            for _ in packing.into(data):
+                yield clock.now(spec.name)
+            tensors.append(Tensor(spec.name, name, group, spec.rows, spec.cols, packing.exponent, data))
             clock.add(source.bytes(assignment))
     made_of = "\n".join([source.stamp, repr(sorted(formats.items()))])
     return ModelSource(

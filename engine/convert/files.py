@@ -8,7 +8,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from engine.errors import InputError, ModelFolderError
+from engine.errors import ModelFolderError
 
 __all__ = ["open_for_reading", "parse_json", "plain_name", "read_bytes", "read_json", "what_it_is_instead", "within"]
 
@@ -141,10 +141,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) <= _LONGEST_INTEGER else float(digits)
-
-
-def missing(path: Path) -> InputError:
-    """The error for a path that leads nowhere."""
-    if path.is_symlink():
-        return InputError(f"{path} is a link to something that is not there")
-    return InputError(f"{path} does not exist")

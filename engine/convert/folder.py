@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.convert.files import missing, plain_name, read_bytes, read_json, within
+from engine.convert.files import plain_name, read_bytes, read_json, within
 from engine.convert.safetensors import Entry, read_header
 from engine.errors import InputError, ModelFolderError, UnsupportedModelError
 
@@ -83,7 +83,8 @@ def find_model(path: Path) -> Found:
         InputError: there is no model, or more than one; says what to choose
     """
     if not path.exists():
-        raise missing(path)
+        what = "is a link to something that is not there" if path.is_symlink() else "does not exist"
+        raise InputError(f"{path} {what}")
     return _find_in_folder(path) if path.is_dir() else _find_by_file(path)
 
 

@@ -11,7 +11,8 @@ from engine.errors import ModelFolderError, UnsupportedModelError
 __all__ = ["CONTROL", "END_TEXTS", "tokenizer_files"]
 
 # Values of tokenizer.ggml.token_type.
-CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+CONTROL = 3
+_USER_DEFINED, _UNUSED = 4, 5
 
 # Texts of control tokens that end an answer, in every model that has them.
 END_TEXTS = frozenset(

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.convert.source import Source
-from engine.core.quant import ALIGNMENT, BLOCK_ROWS, FORMATS, Layout, magnitude
+from engine.core.quant import BLOCK_ROWS, FORMATS, Layout, magnitude
 from engine.errors import InputError, ModelFolderError
 from engine.models.families import Assignment
-from engine.models.weights import VECTOR, Tensor, tensor_bytes
+from engine.models.weights import VECTOR
 
 __all__ = ["Packing", "Slice", "workers"]
 
@@ -47,7 +47,7 @@ def workers() -> ThreadPoolExecutor:
 
 
 class Packing:
-    """One tensor of ours on its way into a format: `measure` it, then take its `slices`, or all of it at once.
+    """One tensor of ours on its way into a format: `measure` it, then take its `slices` or pack `into` memory.
 
     Raises, in all its steps:
         ModelFolderError: a weight is not finite, or does not fit the format;
@@ -79,15 +79,12 @@ class Packing:
             return
         yield from _in_order(self._pool, self._packed, self._spans(self._layout))
 
-    def into_memory(self) -> Iterator[Tensor | None]:
-        """Pack into memory of its own; the last value is the tensor, the others are places to stop."""
-        tensor = self._assignment.tensor
-        data = _aligned(tensor_bytes(tensor, self._name, self._group))
+    def into(self, data: Bytes) -> Iterator[None]:
+        """Pack into zeroed memory of the right size. Every yield is a place to stop."""
         for pieces in self.slices():
             for piece in pieces:
                 data[piece.offset : piece.offset + piece.data.nbytes] = piece.data
-            yield None
-        yield Tensor(tensor.name, self._name, self._group, tensor.rows, tensor.cols, self.exponent, data)
+            yield
 
     def _spans(self, layout: Layout) -> list[Span]:
         rows = self._assignment.tensor.rows
@@ -155,10 +152,3 @@ def _placed(layout: Layout, own: Layout, first: int, buffer: Bytes) -> Iterator[
     for whole, part in zip(layout.parts, own.parts, strict=True):
         offset = whole.offset + first // BLOCK_ROWS * (part.bytes // blocks)
         yield Slice(offset, buffer[part.offset : part.offset + part.bytes])
-
-
-def _aligned(size: int) -> Bytes:
-    """Zeroed memory from a multiple of 64 bytes on, with zeros behind it to the next one."""
-    room = np.zeros(size + 2 * ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    return room[start : start + size]

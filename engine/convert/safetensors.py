@@ -96,7 +96,8 @@ def read_rows(entry: Entry, first: int, count: int) -> NDArray[np.float32]:
         raw = np.empty(count * columns, dtype)
         if file.readinto(raw.view(np.uint8).data) != raw.nbytes:
             raise ModelFolderError(f"{entry.path.name} became shorter while it was read")
-    return raw.astype(np.float32, copy=False).reshape(count, columns)
+    with np.errstate(over="ignore"):  # whoever packs the rows refuses infinity by name
+        return raw.astype(np.float32, copy=False).reshape(count, columns)
 
 
 def _not_a_header(path: Path, size: int, length: int) -> str:
@@ -163,8 +164,7 @@ def _json(path: Path, header: bytes) -> dict[str, Any]:
         # A lone surrogate cannot be written as UTF-8; what json lets pass is no text.
         json.dumps(list(values), ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        instead = what_it_is_instead(path)
-        raise ModelFolderError(instead) from None if instead else _damaged(path, "its header is not JSON")
+        raise _damaged(path, "its header is not JSON") from None
     if not isinstance(values, dict):
         raise _damaged(path, "its header is not a JSON object")
     return values

@@ -358,10 +358,10 @@ def _family_of(config: HfConfig) -> _Family:
         raise ModelFolderError(f"{config.where} names no architecture (architectures, model_type), so this is no model")
     found = _FAMILIES.get(name)
     if found is None:
-        raise UnsupportedModelError(f"{name} ({config.where}) is not supported; {_all_of(families())} are")
+        raise UnsupportedModelError(f"{_listed([name])} ({config.where}) is not supported; {_all_of(families())} are")
     if model_type not in {None, found.model_type}:
         raise UnsupportedModelError(
-            f'{config.where} calls itself {name}, but model_type = "{model_type}" is another family, not supported'
+            f"{config.where} calls itself {name}, but model_type = {_shown(model_type)} is an unsupported family"
         )
     return found
 
@@ -506,7 +506,7 @@ def _activation(config: HfConfig) -> Activation:
     name = config.text("hidden_act", "silu") or ""
     if name not in _ACTIVATIONS:
         raise UnsupportedModelError(
-            f'hidden_act = "{name}" ({config.where}) is not supported; {_all_of(sorted(_ACTIVATIONS))} are'
+            f"hidden_act = {_shown(name)} ({config.where}) is not supported; {_all_of(sorted(_ACTIVATIONS))} are"
         )
     return _ACTIVATIONS[name]
 
@@ -582,7 +582,7 @@ def _rope(
     kind = parameters.text("rope_type") or "default"
     if kind not in _ROPE_KINDS:
         raise UnsupportedModelError(
-            f'rope type "{kind}" ({parameters.where}) is not supported; {_all_of(sorted(_ROPE_KINDS))} are'
+            f"rope type {_shown(kind)} ({parameters.where}) is not supported; {_all_of(sorted(_ROPE_KINDS))} are"
         )
     scaling, reach = _ROPE_KINDS[kind](config, parameters, context, original)
     parameters.close(f'rope type "{kind}"', {"finetuned", "original_max_position_embeddings"})

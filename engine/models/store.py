@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from engine.core.memory import Buffer
 from engine.core.quant import ALIGNMENT
 from engine.errors import FileDamagedError, InputError, ResourceError
 from engine.models.spec import ModelSpec
@@ -61,7 +62,6 @@ HEADER_BYTES = 128
 # magic, file bytes, SHA-256 of the header
 _FOOTER = struct.Struct("<8sQ32s16x")
 FOOTER_BYTES = _FOOTER.size
-_PAGE = 4096
 _LARGEST_MANIFEST = 256 << 20
 _STEP = 8 << 20
 
@@ -382,12 +382,7 @@ def _mapped(path: Path, file: BufferedIOBase, size: int) -> Bytes:
 
 
 def _copied(path: Path, file: BufferedIOBase, size: int) -> Bytes:
-    try:
-        room = np.empty(size + _PAGE, np.uint8)
-    except MemoryError:
-        raise ResourceError(f"{path.name} needs {size / 1e9:.1f} GB of memory to be copied into") from None
-    start = -room.ctypes.data % _PAGE
-    memory = room[start : start + size]
+    memory = Buffer(size, path.name).view
     file.seek(0)
     for first in range(0, size, _STEP):
         block = memory[first : first + _STEP]
