@@ -130,7 +130,9 @@ class _Row(QStyledItemDelegate):
         selected = bool(state & QStyle.StateFlag.State_Selected)
         if selected or state & QStyle.StateFlag.State_MouseOver:
             painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(look().color("pressed" if selected else "hover"))
+            back = look().color("pressed" if selected else "hover")
+            back.setAlphaF(0.75)
+            painter.setBrush(back)
             painter.drawRoundedRect(rect, 9, 9)
         if state & QStyle.StateFlag.State_HasFocus and state & QStyle.StateFlag.State_KeyboardFocusChange:
             painter.setBrush(Qt.BrushStyle.NoBrush)

@@ -6,7 +6,6 @@ from PySide6.QtCore import QEvent, QObject, QRectF, Qt, QTimer, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QFrame,
-    QGridLayout,
     QHBoxLayout,
     QLabel,
     QLineEdit,
@@ -89,7 +88,7 @@ class ChatPage(QWidget):
     def _make_sidebar(self) -> QFrame:
         frame = QFrame()
         frame.setObjectName("sidebar")
-        frame.setFixedWidth(_SIDEBAR)
+        frame.setFixedWidth(look().gap(_SIDEBAR))
         column = QVBoxLayout(frame)
         column.setContentsMargins(12, 12, 12, 8)
         column.setSpacing(10)
@@ -173,7 +172,7 @@ class ChatPage(QWidget):
     def _make_composer(self) -> QWidget:
         outer = QWidget()
         row = QHBoxLayout(outer)
-        row.setContentsMargins(28, 4, 28, 16)
+        row.setContentsMargins(28, 4, 39, 16)  # the scroll bar of the transcript is at the right
         row.addStretch(1)
         self._composer_frame = QFrame()
         self._composer_frame.setObjectName("composerFrame")
@@ -375,7 +374,7 @@ class ChatPage(QWidget):
     @override
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        squeezed = (event.size().width() < _NARROWER, event.size().width() < _NARROW)
+        squeezed = (event.size().width() < look().gap(_NARROWER), event.size().width() < look().gap(_NARROW))
         if squeezed != self._squeezed:
             before, self._squeezed = self._squeezed, squeezed
             if squeezed[0] != before[0]:
@@ -419,7 +418,7 @@ class _Controls(QFrame):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.setObjectName("controls")
-        self.setFixedWidth(_PANEL)
+        self.setFixedWidth(look().gap(_PANEL))
         self._session = session
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -484,39 +483,42 @@ class _Welcome(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.setObjectName("welcome")
-        grid = QGridLayout(self)
-        grid.setContentsMargins(32, 24, 32, 24)
-        grid.setColumnStretch(0, 1)
-        grid.setColumnStretch(2, 1)
-        grid.setColumnMinimumWidth(1, 0)
-        grid.setRowStretch(0, 3)
-        grid.setRowStretch(6, 4)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(32, 24, 32, 24)
+        row.addStretch(1)
+        inner = QWidget()
+        inner.setMaximumWidth(look().px(580))
+        row.addWidget(inner, 100)
+        row.addStretch(1)
+        column = QVBoxLayout(inner)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(14)
+        column.addStretch(3)
         center = Qt.AlignmentFlag.AlignHCenter
-        grid.addWidget(_Mark(60), 1, 1, center)
+        column.addWidget(_Mark(60), 0, center)
         self._heading = label("", "title", wrap=True)
         self._heading.setAlignment(center)
-        grid.addWidget(self._heading, 2, 1)
+        column.addWidget(self._heading)
         self._words = label("", "muted", wrap=True)
         self._words.setObjectName("welcomeWords")
         self._words.setAlignment(center)
-        self._words.setMinimumWidth(200)
-        self._words.setMaximumWidth(look().px(560))
-        grid.addWidget(self._words, 3, 1)
+        column.addWidget(self._words)
         self._add = button(tr("Add a model"), "primary", "drop", "on_accent")
         self._add.setObjectName("welcomeAdd")
         self._add.clicked.connect(self.models_asked)
-        grid.addWidget(self._add, 4, 1, center)
+        column.addSpacing(6)
+        column.addWidget(self._add, 0, center)
         self._suggestions = QWidget()
-        column = QVBoxLayout(self._suggestions)
-        column.setContentsMargins(0, 12, 0, 0)
-        column.setSpacing(8)
+        texts = QVBoxLayout(self._suggestions)
+        texts.setContentsMargins(0, 0, 0, 0)
+        texts.setSpacing(8)
         for text in suggestions():
             made = button(text, "suggestion")
-            made.setMaximumWidth(look().px(560))
+            made.setMinimumWidth(60)
             made.clicked.connect(lambda _checked=False, text=text: self.suggested.emit(text))
-            column.addWidget(made)
-        grid.addWidget(self._suggestions, 5, 1, center)
-        grid.setVerticalSpacing(14)
+            texts.addWidget(made)
+        column.addWidget(self._suggestions)
+        column.addStretch(4)
 
     def show_greeting(self, words: str) -> None:
         """There is a model, or soon will be."""

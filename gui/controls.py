@@ -194,7 +194,7 @@ class Banner(QFrame):
         self, sentence: str, kind: Literal["note", "warning", "problem"], parent: QWidget | None = None
     ) -> None:
         super().__init__(parent)
-        self.setProperty("role", kind)
+        self.setProperty("kind", kind)
         self.setObjectName("banner")
         self._token = {"note": "muted", "warning": "warning", "problem": "danger"}[kind]
         self._icon = {"note": "info", "warning": "warning", "problem": "error"}[kind]

@@ -26,6 +26,7 @@ from PySide6.QtGui import (
     QTextLength,
     QTextList,
     QTextListFormat,
+    QTextTableCellFormat,
     QTextTableFormat,
 )
 
@@ -196,7 +197,7 @@ def write_plain(document: QTextDocument, text: str) -> None:
     document.clear()
     cursor = QTextCursor(document)
     form = QTextBlockFormat()
-    form.setLineHeight(135, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
+    form.setLineHeight(look().gap(5), QTextBlockFormat.LineHeightTypes.LineDistanceHeight.value)
     cursor.setBlockFormat(form)
     cursor.insertText(text.replace("\0", "\ufffd"))
 
@@ -215,7 +216,7 @@ class _Writer:
 
     def __init__(self, document: QTextDocument) -> None:
         self._document = document
-        document.setIndentWidth(look().px(22))
+        document.setIndentWidth(look().gap(22))
         self._cursor = QTextCursor(document)
         self._fresh = True  # the block under the cursor is empty and unused
         self._quotes = 0
@@ -274,15 +275,15 @@ class _Writer:
     def _block(self, *, top: float = 0, bottom: float = 9, heading: int = 0, code: bool = False) -> None:
         """Begin a block at the end of the document."""
         form = QTextBlockFormat()
-        form.setTopMargin(look().px(top) if top else 0)
-        form.setBottomMargin(look().px(bottom) if bottom else 0)
+        form.setTopMargin(look().gap(top))
+        form.setBottomMargin(look().gap(bottom))
         if not code:
-            form.setLineHeight(140, QTextBlockFormat.LineHeightTypes.ProportionalHeight.value)
+            form.setLineHeight(look().gap(6), QTextBlockFormat.LineHeightTypes.LineDistanceHeight.value)
         if heading:
             form.setHeadingLevel(heading)
         if self._quotes:
             form.setProperty(QTextFormat.Property.BlockQuoteLevel, self._quotes)
-            form.setLeftMargin(look().px(16) * self._quotes)
+            form.setLeftMargin(look().gap(16) * self._quotes)
         if self._lists and not self._item_open:
             form.setIndent(self._lists[-1].indent())
         blank = QTextCharFormat()
@@ -307,12 +308,7 @@ class _Writer:
             form.setStyle(QTextListFormat.Style.ListDecimal)
             form.setStart(int(token.attrGet("start") or 1))
         else:
-            styles = (
-                QTextListFormat.Style.ListDisc,
-                QTextListFormat.Style.ListCircle,
-                QTextListFormat.Style.ListSquare,
-            )
-            form.setStyle(styles[min(len(self._lists), 2)])
+            form.setStyle(QTextListFormat.Style.ListDisc)
         self._lists.append(form)
         self._made.pop(len(self._lists), None)
 
@@ -326,7 +322,7 @@ class _Writer:
 
     def _margin_below(self, size: float) -> None:
         form = self._cursor.blockFormat()
-        form.setBottomMargin(look().px(size))
+        form.setBottomMargin(look().gap(size))
         self._cursor.setBlockFormat(form)
 
     def _code(self, text: str) -> None:
@@ -363,13 +359,12 @@ class _Writer:
                 rows[-1].append((tokens[index + 1], align, token.type == "th_open"))
             index += 1
         form = QTextTableFormat()
-        form.setBorder(1)
+        form.setBorder(0)
+        form.setCellSpacing(0)
         form.setBorderCollapse(True)
-        form.setBorderStyle(QTextFrameFormat.BorderStyle.BorderStyle_Solid)
-        form.setBorderBrush(QBrush(look().color("line")))
-        form.setCellPadding(look().px(7))
-        form.setTopMargin(look().px(3))
-        form.setBottomMargin(look().px(9))
+        form.setCellPadding(look().gap(7))
+        form.setTopMargin(look().gap(3))
+        form.setBottomMargin(look().gap(9))
         form.setHeaderRowCount(1)
         table = self._cursor.insertTable(len(rows), max(map(len, rows)), form)
         for row, cells in enumerate(rows):
@@ -383,11 +378,13 @@ class _Writer:
                     block.setAlignment(Qt.AlignmentFlag.AlignHCenter)
                 cursor.setBlockFormat(block)
                 style = QTextCharFormat()
+                lines = QTextTableCellFormat()
+                lines.setBottomBorder(1)
+                lines.setBottomBorderStyle(QTextFrameFormat.BorderStyle.BorderStyle_Solid)
+                lines.setBottomBorderBrush(QBrush(look().color("faint" if head else "line")))
+                cell.setFormat(lines)
                 if head:
                     style.setFontWeight(QFont.Weight.DemiBold)
-                    background = cell.format()
-                    background.setBackground(QBrush(look().color("side")))
-                    cell.setFormat(background)
                 self._inline(content, style, cursor)
         self._cursor.movePosition(QTextCursor.MoveOperation.End)
         self._fresh = True  # Qt leaves an empty block behind a table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRect, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QPainter, QPainterPath, QPaintEvent, QWheelEvent
+from PySide6.QtGui import QFontMetrics, QKeyEvent, QPainter, QPainterPath, QPaintEvent, QWheelEvent
 from PySide6.QtWidgets import (
     QComboBox,
     QListView,
@@ -151,7 +151,7 @@ class ModelPicker(QComboBox):
 
     @override
     def sizeHint(self) -> QSize:
-        width = self.fontMetrics().horizontalAdvance(self._words()) + 62
+        width = QFontMetrics(look().font(13.5)).horizontalAdvance(self._words()) + 70
         return QSize(max(190, min(420, width)), look().px(14) + 22)
 
     @override

@@ -67,7 +67,7 @@ class Preferences(BaseModel):
     ] = True
     streaming: Annotated[
         bool,
-        Field(title="Show the answer while it is written", description="Off: the answer appears when it is complete."),
+        Field(title="Streaming", description="Show the answer while it is written; off: when it is complete."),
     ] = True
     controls_open: bool = True
     sampling: dict[str, Any] = Field(default_factory=dict)

@@ -180,6 +180,10 @@ class Look(QObject):
         """A text size of the design (14 is body text), scaled as the user wishes."""
         return max(8, round(size * self.scale))
 
+    def gap(self, size: float) -> int:
+        """A distance of the design that grows with the text."""
+        return round(size * self.scale)
+
     def font(self, size: float = 14, *, bold: bool = False) -> QFont:
         """The text face at a size of the design."""
         font = QFont(_text_families())

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, QTimer, QUrl, Signal
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, QUrl, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
     QDesktopServices,
@@ -65,6 +65,8 @@ _GAP = 26  # between messages
 _AHEAD = 300  # pixels above and below the viewport that are laid out beforehand
 _FLUSH_MS = 50
 _CODE_LINE = 4000  # longer lines of code are broken when shown: their layout would stop the window
+
+_MEASURED_LINES = 300
 
 Kind = Literal["head", "user", "prose", "code", "status", "foot"]
 _GAPS: dict[Kind, int] = {"head": 6, "user": 2, "prose": 12, "code": 12, "status": 6, "foot": 0}
@@ -129,6 +131,7 @@ class _Prose(QTextEdit):
 
     def fill(self, cell: Cell, width: int) -> int:
         """Show a part of an answer."""
+        self.resize(width, self.height())  # the widget lays its document out at its own width, too
         if cell != self._cell:
             self._cell = cell
             self.document().setDefaultFont(look().font())
@@ -141,6 +144,7 @@ class _Prose(QTextEdit):
         """Show text as it is, no wider than it must be."""
         self._quotes = False
         self._cell = None
+        self.resize(width, self.height())
         self.document().setDefaultFont(look().font())
         write_plain(self.document(), text)
         self.document().setTextWidth(width)
@@ -160,7 +164,7 @@ class _Prose(QTextEdit):
                 level = block.blockFormat().intProperty(QTextFormat.Property.BlockQuoteLevel)
                 rect = layout.blockBoundingRect(block)
                 for depth in range(level):
-                    painter.drawRoundedRect(QRectF(look().px(16) * depth, rect.top(), 3, rect.height()), 1.5, 1.5)
+                    painter.drawRoundedRect(QRectF(look().gap(16) * depth, rect.top(), 3, rect.height()), 1.5, 1.5)
                 block = block.next()
             painter.end()
         super().paintEvent(event)
@@ -278,14 +282,24 @@ class _Code(QFrame):
         return self._lay_out(width)
 
     def _lay_out(self, width: int) -> int:
-        pad, head = 14, look().px(12) + 18
-        line = math.ceil(self.text.fontMetrics().lineSpacing())
-        wide = self.text.document().idealWidth() > width - 2 * pad
-        height = line * self.text.document().blockCount() + (look().px(12) if wide else 0)
+        pad, head = look().gap(14), look().px(12) + 18
+        tall = self._text_height()  # which lays the text out, so that its width is known
+        wide = self.text.document().documentLayout().documentSize().width() > width - pad - 4
+        height = tall + (self.text.horizontalScrollBar().sizeHint().height() if wide else 0)
         self._language.setGeometry(pad, 4, width - 80, head - 4)
         self._copy.setGeometry(width - 36, 4, 28, 28)
-        self.text.setGeometry(pad, head + 4, width - pad - 4, height + 4)
-        return head + height + 18
+        self.text.setGeometry(pad, head + 4, width - pad - 4, height + 2)
+        return head + height + (14 if wide else 18)
+
+    def _text_height(self) -> int:
+        """Lines with Chinese are higher than others; where there are many lines, some stand for all."""
+        count = self.text.document().blockCount()
+        block, height, seen = self.text.document().begin(), 0.0, 0
+        while block.isValid() and seen < _MEASURED_LINES:
+            height += self.text.blockBoundingGeometry(block).height()
+            seen += 1
+            block = block.next()
+        return math.ceil(height * count / max(1, seen))
 
 
 class _User(QWidget):
@@ -447,9 +461,10 @@ class _Foot(QWidget):
             self._ending.setProperty("role", "problem" if serious else "note")
             self._ending.style().unpolish(self._ending)
             self._ending.style().polish(self._ending)
-            self._ending.adjustSize()
-            full = min(width, self._ending.sizeHint().width() + 4)
-            top = self._ending.heightForWidth(full) if self._ending.hasHeightForWidth() else self._ending.height()
+            pad_x, pad_y = (28, 20) if serious else (4, 2)  # the style sheet's padding is not in heightForWidth
+            room = QRect(0, 0, width - pad_x, 1 << 20)
+            lines = self._ending.fontMetrics().boundingRect(room, int(Qt.TextFlag.TextWordWrap), words)
+            full, top = min(width, lines.width() + pad_x + 2), lines.height() + pad_y
             self._ending.setGeometry(0, 0, full, top)
             top += 6
         self.copy.setVisible(bool(turn.message.content))
@@ -655,10 +670,14 @@ class Transcript(QAbstractScrollArea):
     # ---- layout
 
     def _width(self) -> int:
-        return max(200, min(look().px(_COLUMN), self.viewport().width() - 2 * _EDGE))
+        return max(200, min(look().px(_COLUMN), self._room() - 2 * _EDGE))
 
     def _left(self) -> int:
-        return max(_EDGE, (self.viewport().width() - self._width()) // 2)
+        return max(_EDGE, (self._room() - self._width()) // 2)
+
+    def _room(self) -> int:
+        """The width beside the scroll bar, whether it is there or not: the text does not jump when it appears."""
+        return self.width() - self.verticalScrollBar().sizeHint().width()
 
     def _estimate(self, cell: Cell) -> int:
         """A height before it is measured: characters over the width, Chinese counted double."""

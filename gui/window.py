@@ -43,7 +43,7 @@ from gui.theme import look
 
 __all__ = ["Window"]
 
-_FIRST_SIZE = QSize(1240, 800)
+_FIRST_SIZE = QSize(1320, 840)
 
 
 class Window(QMainWindow):

@@ -69,7 +69,11 @@ def 抽力(高度: float, 室内: float, 室外: float) -> float:
 '''
 
 TITLES = (
-    ("How a fireplace draws", "Explain how a fireplace draws its smoke.", "Warm air is light, so it rises up the flue."),
+    (
+        "How a fireplace draws",
+        "Explain how a fireplace draws its smoke.",
+        "Warm air is light, so it rises up the flue.",
+    ),
     ("Moving Thursday's meeting", "Help me move a meeting.", "Of course: here is a short and friendly mail."),
     ("壁炉为什么能排烟？", "壁炉为什么能排烟？", CHINESE),
     ("Regular expression for dates", "A regex for ISO dates, please.", "`\\d{4}-\\d{2}-\\d{2}` is a good start."),
@@ -111,7 +115,7 @@ class Studio:
         file.change(**{"language": "en", "theme": "light", **preferences})
         file.save()
         self.window: Window = create_window(engine_factory=self.script, folders=Folders(folder))
-        self.window.resize(1240, 800)
+        self.window.resize(1320, 840)
         self.session = self.window.session
 
     def fill(self) -> None:
@@ -123,7 +127,9 @@ class Studio:
             self.session.store.add(Message(f"q{number}", f"c{number}", None, "user", question))
             facts = {"completion_tokens": 212, "decode_tps": 31.4, "first_s": 0.4}
             self.session.store.add(
-                Message(f"a{number}", f"c{number}", f"q{number}", "assistant", answer, model="SmolLM2 135M", facts=facts)
+                Message(
+                    f"a{number}", f"c{number}", f"q{number}", "assistant", answer, model="SmolLM2 135M", facts=facts
+                )
             )
         self.window.chat_page.refresh_list()
 
@@ -169,7 +175,7 @@ def loading(studio: Studio) -> None:
 def chat(studio: Studio) -> None:
     studio.fill()
     studio.show()
-    studio.ask("Write a Python function that finds the longest common prefix of some words.", ANSWER)
+    studio.ask("Write a Python function that finds the longest common prefix of some words.", ANSWER, token_s=0.004)
     wait(400)
     studio.window.chat_page.transcript.verticalScrollBar().setValue(0)
     wait(200)
@@ -192,7 +198,11 @@ def prefill(studio: Studio) -> None:
     studio.fill()
     studio.show()
     studio.script.prefill_steps, studio.script.step_s = 24, 0.9
-    studio.ask("Summarise this report.\n\n" + "The kiln was lit at dawn and kept at a steady glow. " * 12, ANSWER, complete=False)
+    studio.ask(
+        "Summarise this report.\n\n" + "The kiln was lit at dawn and kept at a steady glow. " * 12,
+        ANSWER,
+        complete=False,
+    )
     wait(5200)
 
 
