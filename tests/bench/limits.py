@@ -27,13 +27,15 @@ from engine.core.library import Kernels, load_kernels
 from engine.core.memory import Buffer, aligned
 
 _ROOT = Path(__file__).parents[2]
+_SAMPLE_BYTES = 64 << 20
 _LINES = 16  # cache lines of 64 bytes that one round of the product loop reads
 
 
-def best_together(work: Callable[[int], object], threads: int, samples: int) -> float:
-    """Seconds from the first start to the last end of `work(0..threads - 1)`, all together; the best of the samples.
+def best_together(work: Callable[[int, int], object], threads: int, samples: int) -> float:
+    """Seconds from the first start to the last end of `work(member, sample)`, all together; the best of the samples.
 
-    work must release the GIL. Threads are pinned to cores of their own where the system allows it.
+    work must release the GIL and should take a few milliseconds. Threads are
+    pinned to cores of their own where the system allows it.
     """
     places = machine().placement(threads)
     barrier = threading.Barrier(threads)
@@ -45,7 +47,7 @@ def best_together(work: Callable[[int], object], threads: int, samples: int) -> 
         for sample in range(samples):
             barrier.wait()
             start = time.perf_counter()
-            work(member)
+            work(member, sample)
             spans[sample][member] = start, time.perf_counter()
 
     members = [threading.Thread(target=run, args=(member,)) for member in range(threads)]
@@ -56,7 +58,7 @@ def best_together(work: Callable[[int], object], threads: int, samples: int) -> 
     return min(max(end for _, end in span) - min(start for start, _ in span) for span in spans)
 
 
-def read_bandwidth(kernels: Kernels, threads: int, size: int = 1 << 30, samples: int = 25) -> float:
+def read_bandwidth(kernels: Kernels, threads: int, size: int = 1 << 30, samples: int = 100) -> float:
     """Bytes a second that `threads` together read of a buffer of `size` bytes, each its own part from front to back.
 
     The size decides what is measured: a cache that holds it, or the memory.
@@ -67,15 +69,16 @@ def read_bandwidth(kernels: Kernels, threads: int, size: int = 1 << 30, samples:
     buffer.view[:] = 1
     out = aligned((threads, 16), "float32")
     results = [int(row.ctypes.data) for row in out]
-    # A sample should last some milliseconds, however small the buffer.
-    turns = max(1, (64 << 20) // size)
+    # One sample reads a piece of the part, or a small part several times; the next sample goes on behind it.
+    piece = min(part, _SAMPLE_BYTES // threads // 256 * 256)
+    pieces, turns = part // piece, max(1, _SAMPLE_BYTES // size)
 
-    def read(member: int) -> None:
+    def read(member: int, sample: int) -> None:
+        place = buffer.address + member * part + sample % pieces * piece
         for _ in range(turns):
-            kernels.read(buffer.address + member * part, part, results[member])
+            kernels.read(place, piece, results[member])
 
-    seconds = best_together(read, threads, samples)
-    return part * threads * turns / seconds
+    return piece * threads * turns / best_together(read, threads, samples)
 
 
 def dot_peak(tier: str, threads: int) -> float:
@@ -146,7 +149,9 @@ def _peak_here(threads: int, samples: int = 30) -> float:
     rounds = 50_000
     loop(int(lines.ctypes.data), 1, int(out.ctypes.data))
     addresses = [(int(lines[i].ctypes.data), int(out[i].ctypes.data)) for i in range(threads)]
-    seconds = best_together(lambda member: loop(addresses[member][0], rounds, addresses[member][1]), threads, samples)
+    seconds = best_together(
+        lambda member, _: loop(addresses[member][0], rounds, addresses[member][1]), threads, samples
+    )
     return threads * rounds * accumulators * 64 * 2 / seconds
 
 
