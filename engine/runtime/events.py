@@ -7,6 +7,7 @@ never sees a tensor, a page or a sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,9 @@ __all__ = [
     "LoadedModel",
     "Message",
     "Progress",
+    "Prompt",
     "Request",
+    "Role",
     "Started",
     "TokenLogprob",
     "Usage",
@@ -41,6 +44,9 @@ class Message:
     content: str
 
 
+Prompt = tuple[Message, ...] | str | tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One answer wanted.
@@ -48,14 +54,17 @@ class Request:
     prompt: messages (rendered with the model's chat template), a string
         (tokenised as it stands, with the tokenizer's own BOS rule), or token ids.
     logprobs: how many alternatives per token to report; None reports nothing.
+    started: when the conversation began, for chat templates that write the
+        date: kept the same, its prompts begin alike and are found in the cache.
     stream: False withholds `Delta` events; the whole text comes with `Done`.
     """
 
     id: str
-    prompt: tuple[Message, ...] | str | tuple[int, ...]
+    prompt: Prompt
     sampling: Sampling = field(default_factory=Sampling)
     stream: bool = True
     logprobs: int | None = None
+    started: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an answer took. Times in seconds on a monotonic clock."""
+    """What an answer took. Times in seconds on a monotonic clock.
+
+    completion_tokens: every token drawn, the end token among them.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -112,7 +124,11 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An answer is complete (or cut, and `reason` says why). `text` is all of it."""
+    """An answer is complete (or cut, and `reason` says why). `text` is all of it.
+
+    token_ids: the tokens drawn, but for the end token. logprobs: of each of
+    them, when asked for.
+    """
 
     request_id: str
     reason: FinishReason
@@ -120,16 +136,23 @@ class Done:
     usage: Usage
     token_ids: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A request, or a piece of work, ended in an error; the engine goes on."""
+    """A request, or a piece of work, ended in an error; the engine goes on.
+
+    kind: the class of `engine.errors`, or "Cancelled". text: of an answer, as
+    far as it got. Both numbers come with a ContextOverflowError.
+    """
 
     request_id: str | None
     message: str
     kind: str
     text: str = ""
+    needed_tokens: int = 0
+    context_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

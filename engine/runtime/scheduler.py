@@ -79,6 +79,10 @@ class Pace:
             rate = tokens / seconds
             self._per_s = rate if self._per_s is None else 0.5 * (self._per_s + rate)
 
+    def seconds(self, tokens: int) -> float | None:
+        """How long so many tokens of a prompt will take; None before the first measurement."""
+        return tokens / self._per_s if self._per_s else None
+
     def slice_tokens(self, *, company: bool) -> int:
         """Prompt tokens that the next step may compute."""
         if self._fixed is not None:

@@ -1,0 +1,242 @@
+"""A model that is ready to answer: decoder, pages, tokenizer and chat template as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol, TypeGuard, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.core.cpu import machine, memory, prefer_speed
+from engine.core.library import Kernels, load_kernels
+from engine.core.pages import PagePool
+from engine.core.team import Team
+from engine.errors import ContextOverflowError, InputError
+from engine.models import decoder as models
+from engine.models.batch import Batch
+from engine.models.memory import plan
+from engine.models.weights import ModelSource
+from engine.progress import Progress
+from engine.runtime.events import LoadedModel, Message, Prompt
+from engine.settings import EngineSettings, Sampling, checked
+from engine.text.template import ChatTemplate, repaired
+from engine.text.tokenizer import Piece, Tokenizer
+
+__all__ = ["Decoder", "EncodedPrompt", "Model", "assembled", "prepared_kernels"]
+
+BATCH_TOKENS = 256
+"""Tokens of the largest step: enough to spread the cost of reading the weights, few enough to be brief."""
+
+# No text has so many characters per token; what is longer than this many times the context cannot fit.
+_CHARACTERS_PER_TOKEN = 8
+
+
+class Decoder(Protocol):
+    """What computes logits; `engine.models.decoder.Decoder`."""
+
+    def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """float32 (wanted, vocab_size), valid until the next call; meaningless if `cancelled`."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the last `forward` was stopped on the way."""
+
+    def cancel(self) -> None:
+        """Stop the present step, or the next; from any thread."""
+
+    def clear_cancel(self) -> None:
+        """Let steps run again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedPrompt:
+    """ids: int32 (tokens,). notices: what was changed so that the template takes the conversation."""
+
+    ids: npt.NDArray[np.int32]
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """Everything a loop needs of a model.
+
+    identity: equal for equal keys and values of equal tokens.
+    vocab_size: columns of the logits. end_ids: tokens that end an answer.
+    context: tokens a sequence may have. most_running: sequences of a step.
+    batch_tokens: tokens of a step. release: gives threads and memory back.
+    """
+
+    decoder: Decoder
+    pages: PagePool
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    identity: bytes
+    vocab_size: int
+    end_ids: frozenset[int]
+    context: int
+    most_running: int
+    batch_tokens: int
+    info: LoadedModel
+    release: Callable[[], None]
+
+    @property
+    def missing_ids(self) -> npt.NDArray[np.int64]:
+        """Ids of the logits that stand for no token, ascending."""
+        known = min(self.tokenizer.vocab_size, self.vocab_size)
+        missing = [token for token in self.tokenizer.missing_ids if token < known]
+        return np.concatenate([np.array(missing, np.int64), np.arange(known, self.vocab_size)])
+
+    def encode(self, prompt: Prompt, started: datetime | None = None) -> EncodedPrompt:
+        """The prompt as token ids, at least one.
+
+        started: when the conversation began, for templates that write the date. Without it they are told the
+        present hour, so that the next prompts of a conversation mostly begin like this one.
+
+        Raises:
+            InputError: it is empty, or has ids that are no tokens
+            TemplateError: the template refuses the conversation in every arrangement
+            ContextOverflowError: it is so long that this is certain before it is encoded
+        """
+        notices: tuple[str, ...] = ()
+        ids: Sequence[int]
+        if isinstance(prompt, str):
+            self._refuse_hopeless([Piece(prompt, is_content=False)])
+            bos = self.tokenizer.bos_id
+            begun = bos is not None and self.tokenizer.leading_control(prompt) == bos
+            ids = self.tokenizer.encode(prompt, add_special_tokens=not begun) if prompt else []
+        elif _is_conversation(prompt):
+            started = started or datetime.now().astimezone().replace(minute=0, second=0, microsecond=0)
+            turns = [{"role": message.role, "content": message.content} for message in prompt]
+            taken, notices = repaired(turns, self.template)
+            pieces = self.template.render(taken, started=started)
+            self._refuse_hopeless(pieces)
+            ids = self.tokenizer.encode_pieces(pieces, add_special_tokens=self.template.completion)
+        else:
+            ids = cast("tuple[int, ...]", prompt)
+        if not ids:
+            raise InputError("the prompt is empty")
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise InputError(f"the prompt has the id {token}, and the model knows 0 to {self.vocab_size - 1}")
+        return EncodedPrompt(np.array(ids, np.int32), notices)
+
+    def _refuse_hopeless(self, pieces: Sequence[Piece]) -> None:
+        """Encoding ten megabytes takes seconds, in which nobody gets a token; a beginning of them tells enough."""
+        most = _CHARACTERS_PER_TOKEN * self.context
+        if sum(len(piece.text) for piece in pieces) <= most:
+            return
+        beginning, left = [], most
+        for piece in pieces:
+            beginning.append(Piece(piece.text[:left], piece.is_content))
+            left -= len(beginning[-1].text)
+        count = len(self.tokenizer.encode_pieces(beginning))
+        if count > self.context:
+            raise ContextOverflowError(
+                f"the conversation has more than {count} tokens and the context holds {self.context}; "
+                "shorten it or load the model with a longer context",
+                needed_tokens=count,
+                context_tokens=self.context,
+            )
+
+
+def _is_conversation(prompt: tuple[Message, ...] | tuple[int, ...]) -> TypeGuard[tuple[Message, ...]]:
+    return bool(prompt) and isinstance(prompt[0], Message)
+
+
+def prepared_kernels(settings: EngineSettings, cache: Path) -> Generator[Progress, None, Kernels]:
+    """The kernels of the tier that is asked for, compiled when they are not in `cache`.
+
+    Raises:
+        SettingError: this computer has not that tier
+        InternalError: they cannot be compiled
+    """
+    tier = machine().choose_tier(settings.tier)
+    for step in load_kernels(tier, cache):
+        if isinstance(step, Kernels):
+            return step
+        done, total, name = _compile_step(step)
+        yield Progress("compile", done, total, "steps", name)
+    raise AssertionError("load_kernels ends with the kernels")
+
+
+def _compile_step(line: str) -> tuple[int, int, str]:
+    """Take "2/5 name" apart: (2, 5, "name")."""
+    counts, _, name = line.partition(" ")
+    done, _, total = counts.partition("/")
+    return (int(done), int(total), name) if done.isdigit() and total.isdigit() else (0, 0, line)
+
+
+def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *, most_wanted: int = 0) -> Model:
+    """Plan the memory, take it, start the threads, lower the model.
+
+    most_wanted: rows of logits of the largest step; at least one per parallel answer.
+
+    Raises:
+        InputError, ResourceError: the model's files or this computer do not allow it; says why
+    """
+    spec, weights = source.spec, source.weights
+    here = machine()
+    threads = here.threads(settings.threads)
+    tokenizer = Tokenizer.from_files(source.files)
+    template = ChatTemplate.from_files(source.files)
+    unread = weights.total_bytes if source.kind == "nook" and settings.load == "mmap" else 0
+    planned = plan(spec, unread, settings, memory(), threads=threads, batch_tokens=BATCH_TOKENS)
+    pool = PagePool(planned.pages, models.page_layout(spec, settings.kv))
+    prefer_speed()
+    uneven = here.nodes > 1 or not all(core.fast for core in here.cores)
+    team = Team(kernels, threads, here.placement(threads) if uneven else ())
+    try:
+        decoder = models.Decoder(
+            spec,
+            weights,
+            pool,
+            team,
+            context=planned.context,
+            kv=settings.kv,
+            max_tokens=BATCH_TOKENS,
+            max_sequences=settings.max_batch_size,
+            max_wanted=max(most_wanted, settings.max_batch_size),
+        )
+    except BaseException:
+        team.close()
+        raise
+    # What the template writes after an answer begins with a token that ends it, whether the files say so or not.
+    turn_end = tokenizer.leading_control(template.after_answer)
+    ends = source.end_ids | tokenizer.end_ids | (frozenset() if turn_end is None else {turn_end})
+    end_ids = frozenset(token for token in ends if token < spec.vocab_size)
+    notices = source.notices + template.notices
+    if not end_ids:
+        notices += ("the model names no end token, so an answer ends at its longest or when it is stopped",)
+    return Model(
+        decoder=decoder,
+        pages=pool,
+        tokenizer=tokenizer,
+        template=template,
+        identity=sha256(f"{source.identity} {settings.kv} {planned.context}".encode()).digest(),
+        vocab_size=spec.vocab_size,
+        end_ids=end_ids,
+        context=planned.context,
+        most_running=settings.max_batch_size,
+        batch_tokens=BATCH_TOKENS,
+        info=LoadedModel(
+            path=source.path,
+            name=source.name,
+            family=spec.family,
+            format=source.label,
+            context=planned.context,
+            model_context=spec.context,
+            chat_template=not template.completion,
+            defaults=checked(Sampling, dict(source.defaults)),
+            weight_bytes=weights.total_bytes,
+            kv_bytes=planned.kv_bytes,
+            tier=kernels.tier,
+            threads=threads,
+            notices=notices,
+        ),
+        release=team.close,
+    )
