@@ -31,7 +31,7 @@ from gui.transcript import Transcript
 
 __all__ = ["ChatPage"]
 
-_CONTROLS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "seed")
+CONTROLS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "seed")
 _SIDEBAR, _PANEL, _NARROW, _NARROWER = 264, 292, 1060, 760
 
 
@@ -446,7 +446,7 @@ class _Controls(QFrame):
         line = QFrame()
         line.setProperty("role", "line")
         rows.addWidget(line)
-        self.sampling = Form(Sampling, _CONTROLS, nothing={"seed": tr("random")})
+        self.sampling = Form(Sampling, CONTROLS, nothing={"seed": tr("random")})
         self.sampling.changed.connect(session.choose_sampling)
         rows.addWidget(self.sampling)
         rows.addStretch(1)

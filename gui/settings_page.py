@@ -17,8 +17,8 @@ from gui.theme import look
 
 __all__ = ["SettingsPage"]
 
-_GENERAL = ("language", "theme", "text_size", "send_on_enter")
-_ENGINE = ("threads", "context", "kv", "load")
+GENERAL = ("language", "theme", "text_size", "send_on_enter")
+ENGINE = ("threads", "context", "kv", "load")
 
 
 class SettingsPage(QScrollArea):
@@ -44,12 +44,12 @@ class SettingsPage(QScrollArea):
         column.setSpacing(16)
         column.addWidget(label(tr("Settings"), "title"))
 
-        self._general = Form(Preferences, _GENERAL, spacing=20)
+        self._general = Form(Preferences, GENERAL, spacing=20)
         self._general.changed.connect(lambda name, value: session.preferences.change(**{name: value}))
         column.addWidget(_card(tr("Window"), self._general))
 
         automatic = tr("automatic")
-        self._engine = Form(EngineSettings, _ENGINE, spacing=20, nothing={"threads": automatic, "context": automatic})
+        self._engine = Form(EngineSettings, ENGINE, spacing=20, nothing={"threads": automatic, "context": automatic})
         self._engine.changed.connect(self._engine_changed)
         engine = _card(tr("Engine"), self._engine)
         again = QHBoxLayout()

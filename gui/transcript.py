@@ -461,10 +461,11 @@ class _Foot(QWidget):
             self._ending.setProperty("role", "problem" if serious else "note")
             self._ending.style().unpolish(self._ending)
             self._ending.style().polish(self._ending)
-            pad_x, pad_y = (28, 20) if serious else (4, 2)  # the style sheet's padding is not in heightForWidth
+            pad_x, pad_y = (28, 20) if serious else (0, 0)
+            self._ending.setContentsMargins(pad_x // 2, pad_y // 2, pad_x // 2, pad_y // 2)
             room = QRect(0, 0, width - pad_x, 1 << 20)
             lines = self._ending.fontMetrics().boundingRect(room, int(Qt.TextFlag.TextWordWrap), words)
-            full, top = min(width, lines.width() + pad_x + 2), lines.height() + pad_y
+            full, top = min(width, lines.width() + pad_x + 4), lines.height() + pad_y
             self._ending.setGeometry(0, 0, full, top)
             top += 6
         self.copy.setVisible(bool(turn.message.content))

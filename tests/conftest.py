@@ -7,7 +7,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,3 +70,23 @@ def no_thread_left() -> Iterator[None]:
 def _own_threads() -> set[threading.Thread]:
     # A dummy is Python's note that a foreign thread, one of Qt's, once called it; it never ends.
     return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+
+
+@pytest.fixture
+def open_window(qtbot: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Open the program's window over a scripted engine; opened again, it finds what the one before left.
+
+    Gives `tests.driver.Driver`s. A window that is still open at the end is closed, and must close in time.
+    """
+    from tests.driver import Driver
+
+    drivers: list[Driver] = []
+
+    def opened(**arguments: Any) -> Driver:
+        driver = Driver(qtbot, tmp_path, **arguments)
+        drivers.append(driver)
+        return driver
+
+    yield opened
+    for driver in drivers:
+        driver.close()

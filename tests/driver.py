@@ -1,0 +1,151 @@
+"""Drives the real window by the object names that people's tests rely on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gui.app import Folders, create_application, create_window, finish
+from gui.preferences import PreferencesFile
+from gui.transcript import Transcript
+from PySide6.QtCore import QMimeData, QObject, QPointF, Qt, QUrl
+from PySide6.QtGui import QDropEvent
+from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QPlainTextEdit, QWidget
+
+from tests.scripted import ScriptedApi
+
+__all__ = ["Driver"]
+
+Kind = TypeVar("Kind", bound=QObject)
+
+
+class Driver:
+    """One window over a scripted engine.
+
+    model: a model lies in the library and was used last, so it is loaded at the start
+    script: an engine that was prepared, for example one that is slow
+    """
+
+    def __init__(
+        self,
+        qtbot: Any,
+        folder: Path,
+        *,
+        model: bool = True,
+        script: ScriptedApi | None = None,
+        wait: bool = True,
+        show: bool = True,
+        **preferences: Any,
+    ) -> None:
+        create_application([])
+        (folder / "models").mkdir(exist_ok=True)
+        self.qtbot = qtbot
+        self.folder = folder
+        self.script = script or ScriptedApi(folder / "models")
+        if model and not self.script.library:
+            preferences.setdefault("model", str(self.script.add_model("SmolLM2 135M")))
+        file = PreferencesFile(folder / "settings.json")
+        if not (folder / "settings.json").exists():
+            file.change(**{"language": "en", "theme": "light", **preferences})
+            file.save()
+        self.window = create_window(engine_factory=self.script, folders=Folders(folder))
+        self.session = self.window.session
+        self.closed = False
+        if show:
+            self.window.resize(1280, 800)
+            self.window.show()
+            if wait:
+                self.until(lambda: self.session.engine_ready)
+                if model:
+                    self.until(lambda: self.session.state.kind == "ready")
+
+    # ---- finding
+
+    def find(self, name: str, kind: type[Kind] = QWidget) -> Kind:  # type: ignore[assignment]
+        found = [
+            widget for widget in self.window.findChildren(kind, name) if not isinstance(widget, QWidget) or _live(widget)
+        ]
+        assert found, f"no {name}"
+        return found[0]
+
+    def has(self, name: str) -> bool:
+        return any(_live(widget) for widget in self.window.findChildren(QWidget, name))
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.find("transcript", Transcript)
+
+    @property
+    def composer(self) -> QPlainTextEdit:
+        return self.find("composer", QPlainTextEdit)
+
+    def texts(self, name: str) -> list[str]:
+        return [made.text() for made in self.window.findChildren(QLabel, name) if made.isVisible()]
+
+    def banners(self) -> list[str]:
+        return [banner.text.text() for banner in self.window.findChildren(QWidget, "banner") if banner.isVisible()]
+
+    def titles(self) -> list[str]:
+        model = self.find("chatList").model()
+        return [model.index(row).data() for row in range(model.rowCount())]
+
+    # ---- doing
+
+    def until(self, test: Callable[[], Any], timeout: int = 5000) -> None:
+        self.qtbot.waitUntil(lambda: bool(test()), timeout=timeout)
+
+    def click(self, name: str) -> None:
+        made = self.find(name, QAbstractButton)
+        assert made.isEnabled(), f"{name} is disabled"
+        assert made.isVisible(), f"{name} is hidden"
+        self.qtbot.mouseClick(made, Qt.MouseButton.LeftButton)
+
+    def write(self, text: str) -> None:
+        self.composer.setPlainText(text)
+
+    def send(self, text: str) -> None:
+        self.write(text)
+        self.click("send")
+
+    def ask(self, text: str, timeout: int = 5000) -> str:
+        """Send and wait for the whole answer."""
+        self.send(text)
+        self.until(lambda: not self.session.running, timeout)
+        return self.session.chat.turns[-1].message.content
+
+    def drop(self, *paths: Path | str) -> None:
+        mime = QMimeData()
+        mime.setUrls([QUrl(path) if isinstance(path, str) else QUrl.fromLocalFile(str(path)) for path in paths])
+        self.drop_mime(mime)
+
+    def drop_mime(self, mime: QMimeData) -> None:
+        event = QDropEvent(
+            QPointF(300, 300), Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+        )
+        QApplication.sendEvent(self.window, event)
+        self.qtbot.wait(20)
+
+    def reopen(self, **arguments: Any) -> Driver:
+        """Close, and open again over the same folder and script."""
+        self.close()
+        return Driver(self.qtbot, self.folder, script=self.script, **arguments)
+
+    def close(self) -> float:
+        """Close the window; the seconds until everything behind it had ended."""
+        if self.closed:
+            return 0.0
+        self.closed = True
+        begin = time.monotonic()
+        self.window.close()
+        assert finish(self.window), "a thread did not end in time"
+        seconds = time.monotonic() - begin
+        self.window.deleteLater()
+        self.qtbot.wait(1)
+        return seconds
+
+
+def _live(widget: QWidget) -> bool:
+    """Part of the window as it is now: not of a page that is about to be deleted."""
+    return widget.isVisibleTo(widget.window()) or not widget.isHidden()
