@@ -3,20 +3,32 @@
 It writes (id, position) of every token into its page, as a real decoder writes
 keys and values, and makes logits from all ids it finds there. A wrong page
 table, a stale page, a skipped or doubled position changes every later token.
-`plain_logits` is the same function without pages.
+`plain_logits` is the same function without pages. `toy` makes a whole model
+around it, `Ear` listens to an answer.
 """
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.pages import PageLayout, PagePool
 from engine.models.batch import Batch
+from engine.runtime.events import Delta, Done, Event, Failed, Loaded, LoadedModel, Progress, Started
+from engine.runtime.model import Model
+from engine.settings import Sampling
+from engine.text.template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from tests.factory import CHATML, tok_json
 
+VOCAB = 320  # 256 bytes, 4 control tokens, and 60 rows without a token
+END = 259  # <|im_end|>
 _ENTRY = 8  # bytes per token in the fake cache: int32 id, int32 position
 
 
@@ -116,3 +128,113 @@ class FakeDecoder:
         last = np.append(~same, True)
         assert np.array_equal(batch.lengths, batch.positions[last] + 1)
         assert set(batch.wanted.tolist()) <= set(np.flatnonzero(last).tolist())
+
+
+Shape = Callable[[list[int], NDArray[np.float32]], NDArray[np.float32]]
+
+
+def tokenizer_files(template: str | None = CHATML) -> dict[str, bytes]:
+    config = {"bos_token": "<s>", "eos_token": "<|im_end|>"} | ({} if template is None else {"chat_template": template})
+    return {"tokenizer.json": json.dumps(tok_json()).encode(), "tokenizer_config.json": json.dumps(config).encode()}
+
+
+def toy(
+    *,
+    pages: int = 64,
+    page_tokens: int = 4,
+    context: int = 256,
+    most_running: int = 8,
+    shape: Shape | None = None,
+    template: str | None = CHATML,
+    before_step: Callable[[Any], None] | None = None,
+    end_ids: Iterable[int] = (END,),
+) -> Model:
+    pool = fake_pages(pages, page_tokens)
+    files = tokenizer_files(template)
+    decoder = FakeDecoder(pool, VOCAB, shape=shape, before_step=before_step)
+    info = LoadedModel(
+        path=Path("toy"),
+        name="toy",
+        family="Toy",
+        format="float32",
+        context=context,
+        model_context=context,
+        chat_template=template is not None,
+        defaults=Sampling(),
+        weight_bytes=0,
+        kv_bytes=0,
+        tier="generic",
+        threads=1,
+    )
+    return Model(
+        decoder=decoder,
+        pages=pool,
+        tokenizer=Tokenizer.from_files(files),
+        template=ChatTemplate.from_files(files),
+        identity=b"toy",
+        vocab_size=VOCAB,
+        end_ids=frozenset(end_ids),
+        context=context,
+        most_running=most_running,
+        batch_tokens=64,
+        info=info,
+        release=lambda: None,
+    )
+
+
+def saying(ids: Sequence[int], *, after: int) -> Shape:
+    """The model says exactly `ids` after a prompt of `after` tokens, then only the end token."""
+
+    def shape(before: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
+        place = len(before) - after
+        row = np.full_like(row, -10.0)
+        row[ids[place] if 0 <= place < len(ids) else END] = 10.0
+        return row
+
+    return shape
+
+
+class Ear:
+    """A sink that checks the order of events as they come."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._end = threading.Event()
+
+    def __call__(self, event: Event | Loaded) -> None:
+        assert not self.ended, f"{event} came after the end"
+        assert not isinstance(event, Loaded)
+        if isinstance(event, Started):
+            assert not self.events
+        elif not isinstance(event, Done | Failed):
+            assert isinstance(self.events[0], Started)
+        self.events.append(event)
+        if self.ended:
+            self._end.set()
+
+    def wait(self) -> Event:
+        """The last event, waited for."""
+        assert self._end.wait(10), f"no end after {self.events[-3:]}"
+        return self.events[-1]
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.events) and isinstance(self.events[-1], Done | Failed)
+
+    @property
+    def done(self) -> Done:
+        assert isinstance(self.events[-1], Done), self.events[-1:]
+        return self.events[-1]
+
+    @property
+    def failed(self) -> Failed:
+        assert isinstance(self.events[-1], Failed), self.events[-1:]
+        return self.events[-1]
+
+    @property
+    def deltas(self) -> list[Delta]:
+        return [event for event in self.events if isinstance(event, Delta)]
+
+    @property
+    def progress(self) -> list[Progress]:
+        return [event for event in self.events if isinstance(event, Progress)]

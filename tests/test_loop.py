@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,131 +16,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.errors import InternalError
-from engine.runtime.events import (
-    Delta,
-    Done,
-    Event,
-    Failed,
-    Loaded,
-    LoadedModel,
-    Message,
-    Progress,
-    Prompt,
-    Request,
-    Started,
-)
+from engine.runtime.events import Delta, Done, Event, Message, Progress, Prompt, Request, Started
 from engine.runtime.loop import Loop
 from engine.runtime.model import Model
 from engine.settings import Sampling
-from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from tests.factory import CHATML, tok_json
-from tests.fakes import FakeDecoder, fake_pages, plain_logits
+from tests.factory import tok_json
+from tests.fakes import END, VOCAB, Ear, plain_logits, saying, toy
 
-VOCAB = 320  # 256 bytes, 4 control tokens, and 60 rows without a token
-END = 259  # <|im_end|>
 GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0, max_tokens=12)
-
-Shape = Callable[[list[int], NDArray[np.float32]], NDArray[np.float32]]
-
-
-def tokenizer_files(template: str | None = CHATML) -> dict[str, bytes]:
-    config = {"bos_token": "<s>", "eos_token": "<|im_end|>"} | ({} if template is None else {"chat_template": template})
-    return {"tokenizer.json": json.dumps(tok_json()).encode(), "tokenizer_config.json": json.dumps(config).encode()}
-
-
-def toy(
-    *,
-    pages: int = 64,
-    page_tokens: int = 4,
-    context: int = 256,
-    most_running: int = 8,
-    shape: Shape | None = None,
-    template: str | None = CHATML,
-    before_step: Callable[[Any], None] | None = None,
-    end_ids: Iterable[int] = (END,),
-) -> Model:
-    pool = fake_pages(pages, page_tokens)
-    files = tokenizer_files(template)
-    decoder = FakeDecoder(pool, VOCAB, shape=shape, before_step=before_step)
-    info = LoadedModel(
-        path=Path("toy"),
-        name="toy",
-        family="Toy",
-        format="float32",
-        context=context,
-        model_context=context,
-        chat_template=template is not None,
-        defaults=Sampling(),
-        weight_bytes=0,
-        kv_bytes=0,
-        tier="generic",
-        threads=1,
-    )
-    return Model(
-        decoder=decoder,
-        pages=pool,
-        tokenizer=Tokenizer.from_files(files),
-        template=ChatTemplate.from_files(files),
-        identity=b"toy",
-        vocab_size=VOCAB,
-        end_ids=frozenset(end_ids),
-        context=context,
-        most_running=most_running,
-        batch_tokens=64,
-        info=info,
-        release=lambda: None,
-    )
-
-
-def saying(ids: Sequence[int], *, after: int) -> Shape:
-    """The model says exactly `ids` after a prompt of `after` tokens, then only the end token."""
-
-    def shape(before: list[int], row: NDArray[np.float32]) -> NDArray[np.float32]:
-        place = len(before) - after
-        row = np.full_like(row, -10.0)
-        row[ids[place] if 0 <= place < len(ids) else END] = 10.0
-        return row
-
-    return shape
-
-
-class Ear:
-    """A sink that checks the order of events as they come."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def __call__(self, event: Event | Loaded) -> None:
-        assert not self.ended, f"{event} came after the end"
-        assert not isinstance(event, Loaded)
-        if isinstance(event, Started):
-            assert not self.events
-        elif not isinstance(event, Done | Failed):
-            assert isinstance(self.events[0], Started)
-        self.events.append(event)
-
-    @property
-    def ended(self) -> bool:
-        return bool(self.events) and isinstance(self.events[-1], Done | Failed)
-
-    @property
-    def done(self) -> Done:
-        assert isinstance(self.events[-1], Done), self.events[-1:]
-        return self.events[-1]
-
-    @property
-    def failed(self) -> Failed:
-        assert isinstance(self.events[-1], Failed), self.events[-1:]
-        return self.events[-1]
-
-    @property
-    def deltas(self) -> list[Delta]:
-        return [event for event in self.events if isinstance(event, Delta)]
-
-    @property
-    def progress(self) -> list[Progress]:
-        return [event for event in self.events if isinstance(event, Progress)]
 
 
 def run(loop: Loop) -> None:
