@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -43,6 +43,8 @@ _QUANTISED_NAME = re.compile(
     r"\.(qweight|qzeros|g_idx|weight_scale|weight_scale_inv|weight_packed|weight_shape|input_scale|SCB|absmax|"
     r"quant_state\..*|quant_map|nested_absmax)$"
 )
+# Types that hold weights only together with scales. I32 is told by the names beside it.
+_PACKED_TYPES = {"F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "F8_E8M0", "I8", "U8"}
 _KEPT = {"BF16": "bf16", "F16": "f16", "F32": "f32", "F64": "f32"}
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
@@ -83,12 +85,12 @@ class Source:
     spec: ModelSpec
     assignments: tuple[Assignment, ...]
     redundant: tuple[tuple[str, str], ...]
-    reader: TensorReader
-    files: Mapping[str, bytes]
+    reader: TensorReader = field(repr=False)
+    files: Mapping[str, bytes] = field(repr=False)
     end_ids: frozenset[int]
     defaults: Mapping[str, float | int]
     licence: str
-    licence_text: str
+    licence_text: str = field(repr=False)
     fingerprints: tuple[SourceFile, ...]
     stamp: str
     notices: tuple[str, ...]
@@ -212,7 +214,7 @@ def _refuse_quantised(config: Mapping[str, Any], entries: Mapping[str, Entry] | 
     for name, entry in (entries or {}).items():
         if match := _QUANTISED_NAME.search(name):
             scheme = f"{name} has {match[1]}"
-        elif entry.dtype.startswith(("F8", "F4", "F6")) or (entry.dtype in {"I8", "U8", "I32"} and entry.shape):
+        elif entry.dtype in _PACKED_TYPES and entry.shape:
             scheme = f"{name} is stored as {entry.dtype}"
         if scheme:
             break

@@ -7,7 +7,7 @@ Knows nothing of files: `store.py` serves tensors out of a mapped `.nook` file,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -123,12 +123,12 @@ class ModelSource:
     name: str
     label: str
     spec: ModelSpec
-    weights: Weights
-    files: Mapping[str, bytes]
+    weights: Weights = field(repr=False)
+    files: Mapping[str, bytes] = field(repr=False)
     end_ids: frozenset[int]
     defaults: Mapping[str, float | int]
     licence: str
-    licence_text: str
+    licence_text: str = field(repr=False)
     identity: str
     notices: tuple[str, ...] = ()
 
