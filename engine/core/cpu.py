@@ -32,10 +32,13 @@ __all__ = [
     "Memory",
     "Reader",
     "detect",
+    "linux",
     "machine",
+    "macos",
     "memory",
     "prefer_speed",
     "request_amx",
+    "windows_cores",
 ]
 
 Reader = Callable[[str], str | None]
