@@ -180,6 +180,7 @@ class _Prose(QTextEdit):
 
     @override
     def mousePressEvent(self, event: QMouseEvent) -> None:
+        self._view.end_selection(event)
         super().mousePressEvent(event)
         self._view.begin_selection(self, event)
 
@@ -235,6 +236,7 @@ class _CodeText(QPlainTextEdit):
 
     @override
     def mousePressEvent(self, event: QMouseEvent) -> None:
+        self._view.end_selection(event)
         super().mousePressEvent(event)
         self._view.begin_selection(self, event)
 
@@ -882,6 +884,11 @@ class Transcript(QAbstractScrollArea):
 
     def _key_of(self, editor: QTextEdit | QPlainTextEdit) -> tuple[int, int] | None:
         return next((key for key, widget in self._live.items() if _editor(widget) is editor), None)
+
+    def end_selection(self, event: QMouseEvent) -> None:
+        """A new press ends the old selection first: Qt would begin to drag the selected text."""
+        if event.button() == Qt.MouseButton.LeftButton and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
+            self._clear_selection()
 
     def begin_selection(self, editor: QTextEdit | QPlainTextEdit, event: QMouseEvent) -> None:
         """A mouse button went down in a cell."""
