@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import tokenizers
@@ -65,7 +67,7 @@ _MOST_GROWTH = 4096
 _MOST_TOKENS_AROUND_TEXT = 64
 # A sound pattern splits any of these in microseconds; one that backtracks without end takes the library's full
 # patience, a tenth of a second.
-_REGEX_TRIALS = tuple(sign * 28 + tail for sign in "aA1 .\n" for tail in ("", "!", "z"))
+_REGEX_TRIALS = tuple(sign * 40 + tail for sign in "aA1 .\n" for tail in ("", "!", "z"))
 _REGEX_PATIENCE_S = 0.05
 
 
@@ -88,7 +90,7 @@ class Pipeline:
             ModelFolderError: the file is damaged or contradicts itself
             UnsupportedModelError: it asks for something that Inglenook does not do
         """
-        library = self._library = _load(document)
+        library = self._library = _with_all_tokens(document, declared)
         library.no_truncation()
         library.no_padding()
         if isinstance(library.model, tokenizers.models.BPE):
@@ -99,15 +101,9 @@ class Pipeline:
             _state(library.decoder),
             byte_level=any(step["type"] == "ByteLevel" for step in _steps(pre_tokenizer)),
         )
-        self._ours: dict[int, int] = {}  # the library's id -> the declared one, where they differ
-        self._merge(declared)
-        self._theirs = {ours: theirs for theirs, ours in self._ours.items()}
-        self.added = tuple(
-            _added(self._ours.get(theirs, theirs), token)
-            for theirs, token in sorted(library.get_added_tokens_decoder().items())
-        )
+        self.added = tuple(_added(i, token) for i, token in sorted(library.get_added_tokens_decoder().items()))
         ids = library.get_vocab(with_added_tokens=True).values()
-        self.vocab_size, self.missing_ids = size_and_gaps([self._ours.get(i, i) for i in ids], "tokenizer.json")
+        self.vocab_size, self.missing_ids = size_and_gaps(ids, "tokenizer.json")
         unknown = getattr(library.model, "unk_token", None)
         self.unk_id = library.model.token_to_id(unknown) if unknown is not None else self._unigram_unk(document)
         self.around = self._around()
@@ -123,8 +119,8 @@ class Pipeline:
         """Ids of `text` exactly as the reference makes them; added tokens in it are recognised."""
         with _one_sentence(InputError, "the tokenizer cannot split this text"):
             # The batch call lets other threads run meanwhile: a megabyte takes more than a second.
-            ids = self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return [self._ours.get(i, i) for i in ids] if self._ours else ids
+            ids: list[int] = self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
 
     def plain(self, text: str, *, at_start: bool) -> list[int]:
         """Ids of a part of a text in which no control token is recognised.
@@ -138,56 +134,15 @@ class Pipeline:
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's spelling of an id."""
-        if token_id in self._ours and token_id not in self._theirs:
-            return None
-        return self._library.id_to_token(self._theirs.get(token_id, token_id))
+        return self._library.id_to_token(token_id)
 
     def id_of(self, token: str) -> int | None:
         """The id of a token in the vocabulary's spelling."""
-        token_id = self._library.token_to_id(token)
-        return None if token_id is None else self._ours.get(token_id, token_id)
+        return self._library.token_to_id(token)
 
     def merged(self, spelling: str) -> list[int]:
         """What the model alone makes of a string in the vocabulary's spelling."""
         return [token.id for token in self._library.model.tokenize(spelling)]
-
-    def _merge(self, declared: Sequence[Declared]) -> None:
-        """Give the library the tokens that only other files declare, and the flags that these overrule."""
-        library = self._library
-        known = {token.content: token for token in library.get_added_tokens_decoder().values()}
-        wanted = []
-        for token in declared:
-            present = known.get(token.content)
-            flags = token.flags or (_added(0, present) if present else Added(0, token.content, token.special))
-            special = token.special or flags.special
-            if present is None or special != present.special or (token.flags and flags != _added(flags.id, present)):
-                wanted.append(
-                    tokenizers.AddedToken(
-                        token.content,
-                        special=special,
-                        lstrip=flags.lstrip,
-                        rstrip=flags.rstrip,
-                        single_word=flags.single_word,
-                        normalized=flags.normalized,
-                    )
-                )
-        if not wanted:
-            return
-        taken = set(library.get_vocab(with_added_tokens=True).values())
-        with _one_sentence(ModelFolderError, "the added tokens of tokenizer_config.json cannot be used"):
-            library.add_tokens(wanted)
-        # The library numbers new tokens as they come; a declared id counts unless another token has it.
-        ids = {token.content: library.token_to_id(token.content) for token in declared}
-        new = {content: given for content, given in ids.items() if given is not None and given not in taken}
-        for token in declared:
-            if token.content in new and token.id is not None and token.id not in taken:
-                taken.add(token.id)
-                self._ours[new.pop(token.content)] = token.id
-        for given in new.values():
-            free = given if given not in taken else max(taken) + 1
-            taken.add(free)
-            self._ours[given] = free
-        self._ours = {theirs: ours for theirs, ours in self._ours.items() if theirs != ours}
 
     def _without_control(self, words: Sequence[Added], pre_tokenizer: Mapping[str, Any] | None) -> tokenizers.Tokenizer:
         """An encoder around the same model whose only added tokens are `words`."""
@@ -196,18 +151,7 @@ class Pipeline:
             encoder.normalizer = self._library.normalizer
         if pre_tokenizer is not None:
             encoder.pre_tokenizer = _component("pre_tokenizer", pre_tokenizer)
-        encoder.add_tokens(
-            [
-                tokenizers.AddedToken(
-                    word.content,
-                    lstrip=word.lstrip,
-                    rstrip=word.rstrip,
-                    single_word=word.single_word,
-                    normalized=word.normalized,
-                )
-                for word in words
-            ]
-        )
+        encoder.add_tokens([_for_library(word) for word in words])
         for word in words:
             given = encoder.token_to_id(word.content)
             if given is not None and given != word.id:
@@ -223,8 +167,7 @@ class Pipeline:
         for start in range(len(whole) - len(inner) + 1):
             stop = start + len(inner)
             if whole[start:stop] == inner:
-                before, after = whole[:start], whole[stop:]
-                return tuple(self._ours.get(i, i) for i in before), tuple(self._ours.get(i, i) for i in after)
+                return tuple(whole[:start]), tuple(whole[stop:])
         raise UnsupportedModelError(
             "the post-processor of tokenizer.json changes the text itself, which is not followed"
         )
@@ -295,6 +238,63 @@ def _load(document: bytes) -> tokenizers.Tokenizer:
         raise
 
 
+def _with_all_tokens(document: bytes, declared: Sequence[Declared]) -> tokenizers.Tokenizer:
+    """The library with the added tokens of all files, each under its declared id unless another token has that."""
+    library = _load(document)
+    _add(library, declared)
+    ids = _ids_of_added(document) | {token.content: token.id for token in declared if token.id is not None}
+    ids = {content: i for content, i in ids.items() if library.model.id_to_token(i) in {None, content}}
+    if all(library.token_to_id(content) == i for content, i in ids.items()) and _is_unambiguous(library):
+        return library
+    # The library numbers added tokens as they come, even over those of the vocabulary; only the ids of the vocabulary
+    # itself are as written, so all are written there.
+    values = json.loads(document.decode("utf-8-sig"))
+    vocabulary = values["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        contents = [token["content"] for token in values["added_tokens"]] + [token.content for token in declared]
+        following = 1 + max([*vocabulary.values(), *ids.values()], default=-1)
+        for content in dict.fromkeys(contents):
+            if content not in vocabulary:
+                vocabulary[content] = ids.get(content, following)
+                following = max(following, vocabulary[content] + 1)
+        library = _load(json.dumps(values).encode())
+        _add(library, declared)
+    return library
+
+
+def _add(library: tokenizers.Tokenizer, declared: Sequence[Declared]) -> None:
+    """Give the library the tokens that only other files declare, and the flags that these overrule."""
+    known = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    wanted = []
+    for token in declared:
+        present = known.get(token.content)
+        flags = token.flags or (_added(0, present) if present else Added(0, token.content))
+        special = token.special or bool(present and present.special and not token.flags)
+        flags = replace(flags, id=0, special=special)
+        if present is None or flags != _added(0, present):
+            wanted.append(_for_library(flags))
+    if wanted:
+        with _one_sentence(ModelFolderError, "the added tokens of tokenizer_config.json cannot be used"):
+            library.add_tokens(wanted)
+
+
+def _ids_of_added(document: bytes) -> dict[str, int]:
+    """The ids that tokenizer.json gives its added tokens; reading just these spares reading the vocabulary twice."""
+    text = document.decode("utf-8-sig", errors="replace")
+    found = re.search(r'"added_tokens"\s*:\s*(?=\[)', text)
+    try:
+        tokens, _ = json.JSONDecoder().raw_decode(text, found.end()) if found else ([], 0)
+        return {token["content"]: int(token["id"]) for token in tokens}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ModelFolderError("the added tokens of tokenizer.json cannot be read: fetch it again") from None
+
+
+def _is_unambiguous(library: tokenizers.Tokenizer) -> bool:
+    """Whether no added token has the id of a word of the model."""
+    tokens = library.get_added_tokens_decoder().items()
+    return all(library.model.id_to_token(i) in {None, token.content} for i, token in tokens)
+
+
 def _refuse_unknown_step(document: bytes) -> None:
     """Name the step that the library does not know, if that is why it refused the file."""
     try:
@@ -359,6 +359,17 @@ def _never_first(pre_tokenizer: Mapping[str, Any] | None) -> dict[str, Any] | No
     if changed["type"] == "Sequence":
         changed["pretokenizers"] = [_never_first(step) for step in changed["pretokenizers"]]
     return changed
+
+
+def _for_library(token: Added) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        token.content,
+        special=token.special,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        single_word=token.single_word,
+        normalized=token.normalized,
+    )
 
 
 def _added(token_id: int, token: tokenizers.AddedToken) -> Added:
