@@ -67,6 +67,17 @@ def no_thread_left() -> Iterator[None]:
     assert not left, f"threads left running: {left}"
 
 
+@pytest.fixture(scope="session")
+def compiled_kernels() -> None:
+    """The kernels of this processor are in the cache: for tests that give a process little time."""
+    from engine.folders import cache_folder
+    from engine.runtime.model import prepared_kernels
+    from engine.settings import EngineSettings
+
+    for _ in prepared_kernels(EngineSettings(), cache_folder()):
+        pass
+
+
 def _own_threads() -> set[threading.Thread]:
     # A dummy is Python's note that a foreign thread, one of Qt's, once called it; it never ends.
     return {thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}

@@ -68,6 +68,7 @@ def test_tests_cannot_reach_the_network() -> None:
         client.connect(("192.0.2.1", 80))
 
 
+@pytest.mark.usefixtures("compiled_kernels")
 def test_command_line_opens_no_socket(tmp_path: Path) -> None:
     folder = factory.make(tmp_path / "toy")
     file = tmp_path / "toy.nook"
