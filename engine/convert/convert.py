@@ -20,6 +20,7 @@ from engine.models.weights import MemoryWeights, ModelSource, Tensor, format_lab
 from engine.models.writer import NookWriter
 from engine.progress import Progress, Stage
 from engine.settings import Conversion
+from engine.text.tokenizer import Tokenizer
 
 __all__ = ["convert", "quantised_in_memory"]
 
@@ -45,6 +46,7 @@ def convert(
         raise ModelFolderError(
             f"{path} has no tokenizer (tokenizer.json or tokenizer.model), so nobody can chat with it"
         )
+    Tokenizer.from_files(source.files)  # proves before the long work that it can be used
     formats = _recipe_for(source, conversion)
     clock = _Clock("convert", source)
     notices = yield from _compare_redundant(source, clock)

@@ -142,7 +142,7 @@ def _parse(path: Path, cursor: _Cursor) -> GgufFile:
         if tensor.begin < end:
             raise cursor.damaged(f"{name[:80]} overlaps another tensor")
         end = tensor.begin + tensor.bytes
-    if end > cursor.size:
+    if tensors and end > cursor.size:
         raise ModelFolderError(
             f"{path.name} ends {end - cursor.size} bytes too early: the download looks incomplete, fetch it again"
         )
