@@ -64,6 +64,8 @@ class Bench:
         plan = self.scheduler.plan()
         if plan is None:
             return False
+        ends = np.cumsum([span.count for span in plan.spans]) - 1
+        assert plan.batch.wanted.tolist() == [end for end, span in zip(ends, plan.spans, strict=True) if span.draws]
         logits = self.decoder.forward(plan.batch)
         self.scheduler.computed(plan)
         for row, sequence in enumerate(plan.drawing):

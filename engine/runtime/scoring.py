@@ -56,6 +56,9 @@ def logits(
                 end = first if start < first else min(end, start + most_rows)
             wanted = np.arange(end - start if start >= first else 0, dtype=np.int32)
             block = model.decoder.forward(_batch(tokens, start, end, table, wanted))
+            if model.decoder.cancelled:  # meant for an answer in whose company this is not
+                model.decoder.clear_cancel()
+                continue
             if wanted.size:
                 yield block
             start = end
