@@ -269,8 +269,7 @@ def _add(library: tokenizers.Tokenizer, declared: Sequence[Declared]) -> None:
     for token in declared:
         present = known.get(token.content)
         flags = token.flags or (_added(0, present) if present else Added(0, token.content))
-        special = token.special or bool(present and present.special and not token.flags)
-        flags = replace(flags, id=0, special=special)
+        flags = replace(flags, id=0, special=token.special or bool(present and present.special))
         if present is None or flags != _added(0, present):
             wanted.append(_for_library(flags))
     if wanted:

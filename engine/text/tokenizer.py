@@ -76,10 +76,11 @@ class Tokenizer:
         bos, eos = vocabulary.id_of(named.get("bos_token", "")), vocabulary.id_of(named.get("eos_token", ""))
         self.bos_id: int | None = bos if bos is not None else next(iter(before), None)
         self.end_ids: frozenset[int] = vocabulary.end_ids if eos is None else frozenset([eos])
-        if "add_bos_token" in config or "add_eos_token" in config:
-            adds_bos = config.get("add_bos_token", bool(before))
-            before = (self.bos_id,) if adds_bos and self.bos_id is not None else ()
-            after = tuple(self.end_ids) if config.get("add_eos_token") else ()
+        adds_bos = config.get("add_bos_token")
+        if adds_bos is True and self.bos_id is not None and self.bos_id not in before:
+            before = (self.bos_id, *before)
+        elif adds_bos is False:
+            before = tuple(token_id for token_id in before if token_id != self.bos_id)
         self._before, self._after = before, after
         self._control = Finder(token for token in vocabulary.added if control(token))
         self.control_ids: frozenset[int] = frozenset(token.id for token in vocabulary.added if control(token))
@@ -122,8 +123,10 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:  # noqa: FBT001, FBT002 - the reference's signature
         """Ids of a text as it stands: control tokens written in it are recognised.
 
-        add_special_tokens: put what the files say around it, usually the
-        beginning token.
+        add_special_tokens: put around it what the post-processor of
+        tokenizer.json puts there; `add_bos_token` has the last word on the
+        beginning token. (`add_eos_token` is for training: nobody goes on with
+        a text that has ended.)
         """
         ids = self._vocabulary.raw(_sound(text))
         return [*self._before, *ids, *self._after] if add_special_tokens else ids
