@@ -72,7 +72,7 @@ def quantise_activations(x: Float32, group: int) -> tuple[NDArray[np.int8], Floa
     for index in range(groups):
         part = x[index * group : (index + 1) * group].astype(np.float32)
         largest = np.abs(part).max()
-        if largest < np.float32(2.0**-120):
+        if largest < np.float32(2.0**-100):
             continue
         scales[index] = largest / np.float32(127)
         codes[index * group : index * group + part.size] = np.rint(part * (np.float32(127) / largest))

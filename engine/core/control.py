@@ -16,12 +16,12 @@ CONTROL: Final[dict[str, int]] = {
 } | {
     name: 8 * _LINE + index
     for index, name in enumerate(("program", "operations", "state", "members", "wait", "wake", "system", "number"))
-} | {"expected": 9 * _LINE}
+} | {"rounding": 9 * _LINE, "expected": 10 * _LINE}
 """Word index of each field. Those of the first line group are written by several threads and
-have a cache line each; the next eight are set once or by the leader between steps; `expected`
-is one line per member."""
+have a cache line each; the others are set once, or by the leader between steps; `expected` is
+one line per member."""
 
-CONTROL_WORDS: Final = 9 * _LINE + 256 * _LINE
+CONTROL_WORDS: Final = 10 * _LINE + 256 * _LINE
 
 LEAD: Final = 0
 WORK: Final = 1

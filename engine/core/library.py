@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import platform
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -59,8 +60,13 @@ def load_kernels(tier: str, cache: Path, shipped: Path | None = None) -> Iterato
     sealed = _unsealed(path)
     if sealed is None:
         folder.mkdir(parents=True, exist_ok=True)
-        yield from build.compile_tier(tier, path)
-        _seal(path)
+        # Another process may compile the same: each works on its own file, the last rename wins.
+        with tempfile.TemporaryDirectory(prefix="compiling-", dir=folder) as own:
+            fresh = Path(own) / "kernels.o"
+            yield from build.compile_tier(tier, fresh)
+            data = fresh.read_bytes()
+            fresh.write_bytes(data + hashlib.sha256(data).digest())
+            fresh.replace(path)
         sealed = _unsealed(path)
         if sealed is None:
             message = f"the compiled kernels in {path} cannot be read back; is the disk sound?"
@@ -80,16 +86,8 @@ def _key(tier: str) -> str:
     return digest.hexdigest()[:20]
 
 
-def _seal(path: Path) -> None:
-    """Append the SHA-256 of the object, by which damage is seen."""
-    data = path.read_bytes()
-    temporary = path.with_suffix(".sealed")
-    temporary.write_bytes(data + hashlib.sha256(data).digest())
-    temporary.replace(path)
-
-
 def _unsealed(path: Path) -> bytes | None:
-    """The object, or None when it is missing or damaged."""
+    """The object without the SHA-256 that ends the file, or None when it is missing or damaged."""
     try:
         data = path.read_bytes()
     except OSError:

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +47,7 @@ class Team:
         self._control = int(self._words.ctypes.data)
         self._words[CONTROL["members"]] = members
         self._words[CONTROL["stop_at"]] = -1
+        self._words[CONTROL["rounding"]] = 0x1F80
         self._words[CONTROL["wait"]], self._words[CONTROL["wake"]] = self._system_calls()
         self._threads = [
             threading.Thread(target=self._work, args=(member, cores), name=f"kernel-{member}", daemon=True)
@@ -75,7 +77,9 @@ class Team:
 
     def _work(self, member: int, cores: tuple[int, ...]) -> None:
         if cores and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(threading.get_native_id(), {cores[member % len(cores)]})
+            # A core may have been taken from us since it was listed; an unpinned member is merely slower.
+            with suppress(OSError):
+                os.sched_setaffinity(threading.get_native_id(), {cores[member % len(cores)]})
         self._kernels.enter(WORK, member, self._control)
 
     def run(self, program: NDArray[np.int64], state: NDArray[np.int64]) -> bool:

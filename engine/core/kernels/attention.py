@@ -23,7 +23,7 @@ order. Tiles of queries, threads and the batch only change who computes it.
 import numpy as np
 
 from engine.core.kernels import fields as at
-from engine.core.kernels.common import load_float, share_first
+from engine.core.kernels.common import load_float, share_first, significant
 from engine.core.kernels.rows import normalise
 from engine.core.kernels.simd import (
     kernel,
@@ -153,7 +153,7 @@ def put_query(row, vector, index, head_dim, kind, group):
     groups = head_dim // group
     for number in range(groups):
         start = vector + 4 * number * group
-        size = largest_of(start, group)
+        size = significant(largest_of(start, group))
         factor = splat_f32(float32(32767.0) / size if size > float32(0.0) else float32(0.0))
         for column in range(0, group, 16):
             code = round_to_int(load_f32x16(start + 4 * column) * factor)
@@ -174,10 +174,10 @@ def put_key_and_value(key, value, place, slot, head_dim, kind, group):
         return
     if kind == KV_F16:
         for column in range(head_dim):
-            store_f16(place + 2 * (column * PAGE_TOKENS + slot), load_f32(key + 4 * column))
+            store_f16(place + 2 * (column * PAGE_TOKENS + slot), within_f16(load_f32(key + 4 * column)))
         values = place + 2 * head_dim * PAGE_TOKENS
         for column in range(head_dim):
-            store_f16(values + 2 * (slot * head_dim + column), load_f32(value + 4 * column))
+            store_f16(values + 2 * (slot * head_dim + column), within_f16(load_f32(value + 4 * column)))
         return
     scales_bytes = head_dim // group * PAGE_TOKENS * 2
     key_scales = place + head_dim * PAGE_TOKENS
@@ -196,9 +196,15 @@ def put_key_and_value(key, value, place, slot, head_dim, kind, group):
 
 
 @kernel
+def within_f16(value):
+    """The value, or the largest half of its sign: an infinity would outlive its owner in a reused page."""
+    return min(max(value, float32(-65504.0)), float32(65504.0))
+
+
+@kernel
 def put_scale(vector, group, place):
     """Store max |x| / 127 as a half; returns the factor that makes codes of x."""
-    scale = round_to_f16(largest_of(vector, group) / float32(127.0))
+    scale = round_to_f16(within_f16(largest_of(vector, group) / float32(127.0)))
     store_f16(place, scale)
     return float32(1.0) / scale if scale > float32(0.0) else float32(0.0)
 
@@ -393,7 +399,7 @@ def weigh(probabilities, pages, offset, vectors, out):
     for vector in range(vectors):
         scales = load_f16x16(load_i64(pages + 8 * (vector // 4)) + offset + 32 * (vector % 4))
         largest = maximum(load_f32x16(probabilities + 64 * vector) * scales, largest)
-    size = max_lanes(largest)
+    size = significant(max_lanes(largest))
     factor = splat_f32(float32(32767.0) / size if size > float32(0.0) else float32(0.0))
     for vector in range(vectors):
         scales = load_f16x16(load_i64(pages + 8 * (vector // 4)) + offset + 32 * (vector % 4))

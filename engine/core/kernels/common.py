@@ -59,12 +59,22 @@ def source_row(row, state, index):
     return index
 
 
+TINIEST = float32(2.0**-100)
+"""Below this a maximum counts as zero: its reciprocal, times 32767, would leave the range of float32."""
+
+
+@kernel
+def significant(size):
+    """A maximum to divide by, or exactly 0."""
+    return size if size >= TINIEST else float32(0.0)
+
+
 @kernel
 def quantise_groups(source, width, first, last, group, codes, scales, sums):
     """Columns first..last of one row to int8, a scale and a sum per group.
 
     source          float32 (width,)       columns from `width` on count as zero
-    codes           int8    (last - first,) round(x * 127 / max |x|), written at their column
+    codes           int8    (last - first,) round(x * (127 / max |x|)), written at their column
     scales, sums    float32, int32 (groups,)  max |x| / 127; the sum of the codes
 
     first and last are multiples of the group, the group one of 16.
@@ -74,7 +84,7 @@ def quantise_groups(source, width, first, last, group, codes, scales, sums):
         largest = splat_f32(float32(0.0))
         for column in range(start, min(start + group, width), 16):
             largest = maximum(absolute(load_f32x16(source + 4 * column)), largest)
-        size = max_lanes(largest)
+        size = significant(max_lanes(largest))
         factor = float32(127.0) / size if size > float32(0.0) else float32(0.0)
         factors = splat_f32(factor)
         total = splat_i32(0)

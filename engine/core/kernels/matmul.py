@@ -13,6 +13,7 @@ from engine.core.kernels.common import batch_rows, load_float, share_first
 from engine.core.kernels.simd import (
     kernel,
     BYTES_START,
+    HAS_VNNI512,
     NIBBLE_CHUNK,
     high_nibbles,
     int64,
@@ -198,7 +199,8 @@ def blocks_of(make_rows, sizes):
     return product
 
 
-TILES = (8, 3, 1)
+TILES = (8, 3, 1) if HAS_VNNI512 else (6, 2, 1)
+"""Tokens of a tile: what the registers hold beside a line of weights; measured."""
 
 q4_blocks = blocks_of(lambda tile: integer_rows(q4_tile, tile, 8, 40), TILES)
 q8_blocks = blocks_of(lambda tile: integer_rows(q8_tile, tile, 4, 32), TILES)

@@ -827,6 +827,16 @@ def pause(builder):
         builder.fence("seq_cst")
 
 
+@operation(void, int64)
+def set_rounding(builder, address):
+    """Take the float unit's control word from the address: 0x1F80 is IEEE 754 as it stands.
+
+    A library elsewhere in the process may have made subnormal numbers vanish; results must not depend on it.
+    """
+    if X86:
+        _call(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), _pointer(builder, address))
+
+
 @operation(int64, int64, int64)
 def atomic_add(builder, address, value):
     """Add to the int64 at the address; returns what was there."""
@@ -835,7 +845,7 @@ def atomic_add(builder, address, value):
 
 @operation(int64, int64)
 def atomic_load(builder, address):
-    return builder.load_atomic(_pointer(builder, address), "acquire", 8, typ=I64)
+    return builder.load_atomic(_pointer(builder, address), "seq_cst", 8, typ=I64)
 
 
 @operation(void, int64, int64)

@@ -11,7 +11,7 @@ disturb one another; see `CONTROL`.
 
 from engine.core.control import CONTROL, LEAD, WORK
 from engine.core.kernels import attention, matmul, rows
-from engine.core.kernels.simd import atomic_add, atomic_load, atomic_store, call_address, kernel, load_i64, pause, store_i64
+from engine.core.kernels.simd import atomic_add, atomic_load, atomic_store, call_address, kernel, load_i64, pause, set_rounding, store_i64
 from engine.core.operations import ROW_WORDS, Opcode
 
 ARRIVED, GENERATION, BARRIER_SLEEPERS = (8 * CONTROL[n] for n in ("arrived", "generation", "barrier_sleepers"))
@@ -19,7 +19,7 @@ SEQUENCE, SLEEPERS, COMMAND = (8 * CONTROL[n] for n in ("sequence", "sleepers", 
 PROGRAM, OPERATIONS, STATE, MEMBERS = (8 * CONTROL[n] for n in ("program", "operations", "state", "members"))
 CANCEL, STOP_AT = 8 * CONTROL["cancel"], 8 * CONTROL["stop_at"]
 WAIT, WAKE, SYSTEM, NUMBER = (8 * CONTROL[n] for n in ("wait", "wake", "system", "number"))
-EXPECTED = 8 * CONTROL["expected"]
+EXPECTED, ROUNDING = 8 * CONTROL["expected"], 8 * CONTROL["rounding"]
 
 SPINS_AT_BARRIER = 2000
 SPINS_BETWEEN_STEPS = 20000
@@ -159,6 +159,7 @@ def dismiss(control):
 @kernel
 def enter(role, member, control):
     """The one way in: as leader for one step, as worker for life, or to dismiss the workers."""
+    set_rounding(control + ROUNDING)
     if role == LEAD:
         lead(control)
     elif role == WORK:
