@@ -76,7 +76,7 @@ class ChatPage(QWidget):
         session.model_changed.connect(self._show_model)
         session.library_changed.connect(self._show_library)
         session.figures_changed.connect(self._show_figures)
-        session.preferences.changed.connect(lambda _before: self._show_preferences())
+        session.preferences.changed.connect(self._show_preferences)
         self._show_preferences()
         self.refresh_list()
         self._show_library()
@@ -358,7 +358,7 @@ class ChatPage(QWidget):
             said.append(tr("first after {time} s", time=f"{session.first_s:.1f}"))
         self.speed.setText(" · ".join(said))
 
-    def _show_preferences(self) -> None:
+    def _show_preferences(self, _before: object = None) -> None:
         self.composer.send_on_enter = self._session.preferences.values.send_on_enter
         self.controls.show_values()
 

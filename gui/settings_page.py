@@ -76,11 +76,11 @@ class SettingsPage(QScrollArea):
         line.addWidget(show)
         column.addWidget(_card(tr("Conversations and settings are kept in"), place))
         column.addStretch(1)
-        session.preferences.changed.connect(lambda _before: self._show())
+        session.preferences.changed.connect(self._show)
         session.model_changed.connect(self._show)
         self._show()
 
-    def _show(self) -> None:
+    def _show(self, _before: object = None) -> None:
         values = self._session.preferences.values
         self._general.show_values(values, Preferences())
         self._engine.show_values(values.engine, EngineSettings())

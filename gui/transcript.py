@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, QUrl, Signal
+from PySide6.QtCore import QEvent, QModelIndex, QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, QUrl, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
     QDesktopServices,
@@ -536,9 +536,10 @@ class Transcript(QAbstractScrollArea):
         self._jump.clicked.connect(self.go_to_end)
 
         model.modelReset.connect(self._reset)
-        model.rowsInserted.connect(lambda _parent, first, last: self._inserted(first, last))
-        model.rowsRemoved.connect(lambda _parent, first, last: self._removed(first, last))
-        model.dataChanged.connect(lambda top, _bottom: self._changed(top.row()))
+        # Methods, not lambdas: Qt disconnects them when this view goes and the model stays.
+        model.rowsInserted.connect(self._inserted)
+        model.rowsRemoved.connect(self._removed)
+        model.dataChanged.connect(self._changed)
         look().changed.connect(self._reset)
         self._reset()
 
@@ -577,7 +578,7 @@ class Transcript(QAbstractScrollArea):
         self._stick = True
         self._settle()
 
-    def _inserted(self, first: int, last: int) -> None:
+    def _inserted(self, _parent: QModelIndex, first: int, last: int) -> None:
         for row in range(first, last + 1):
             turn = self._model.turns[row]
             self._entries.insert(row, _Entry(turn, self._estimate_turn(turn)))
@@ -587,7 +588,7 @@ class Transcript(QAbstractScrollArea):
             self._stick = True
         self._settle()
 
-    def _removed(self, first: int, last: int) -> None:
+    def _removed(self, _parent: QModelIndex, first: int, last: int) -> None:
         for key in [key for key in self._live if first <= key[0] <= last]:
             self._release(key)
         del self._entries[first : last + 1]
@@ -597,7 +598,8 @@ class Transcript(QAbstractScrollArea):
             self._renew(len(self._entries) - 1)
         self._settle()
 
-    def _changed(self, row: int) -> None:
+    def _changed(self, index: QModelIndex) -> None:
+        row = index.row()
         ended = self._entries[row].turn.growing and not self._model.turns[row].growing
         self._dirty.add(row)
         if ended:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from gui.app import Folders, create_application, create_window, finish
 from gui.preferences import PreferencesFile
 from gui.transcript import Transcript
-from PySide6.QtCore import QMimeData, QObject, QPointF, Qt, QUrl
-from PySide6.QtGui import QDropEvent
+from PySide6.QtCore import QMimeData, QObject, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QPlainTextEdit, QWidget
 
 from tests.scripted import ScriptedApi
@@ -46,8 +46,8 @@ class Driver:
         self.script = script or ScriptedApi(folder / "models")
         if model and not self.script.library:
             preferences.setdefault("model", str(self.script.add_model("SmolLM2 135M")))
-        file = PreferencesFile(folder / "settings.json")
         if not (folder / "settings.json").exists():
+            file = PreferencesFile(folder / "settings.json")
             file.change(**{"language": "en", "theme": "light", **preferences})
             file.save()
         self.window = create_window(engine_factory=self.script, folders=Folders(folder))
@@ -64,14 +64,13 @@ class Driver:
     # ---- finding
 
     def find(self, name: str, kind: type[Kind] = QWidget) -> Kind:  # type: ignore[assignment]
-        found = [
-            widget for widget in self.window.findChildren(kind, name) if not isinstance(widget, QWidget) or _live(widget)
-        ]
+        found = self.window.findChildren(kind, name)
         assert found, f"no {name}"
-        return found[0]
+        visible = [widget for widget in found if isinstance(widget, QWidget) and widget.isVisible()]
+        return (visible or found)[-1]
 
     def has(self, name: str) -> bool:
-        return any(_live(widget) for widget in self.window.findChildren(QWidget, name))
+        return any(widget.isVisible() for widget in self.window.findChildren(QWidget, name))
 
     @property
     def transcript(self) -> Transcript:
@@ -121,10 +120,9 @@ class Driver:
         self.drop_mime(mime)
 
     def drop_mime(self, mime: QMimeData) -> None:
-        event = QDropEvent(
-            QPointF(300, 300), Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
-        )
-        QApplication.sendEvent(self.window, event)
+        copy, left, none = Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+        QApplication.sendEvent(self.window, QDragEnterEvent(QPoint(300, 300), copy, mime, left, none))
+        QApplication.sendEvent(self.window, QDropEvent(QPointF(300, 300), copy, mime, left, none))
         self.qtbot.wait(20)
 
     def reopen(self, **arguments: Any) -> Driver:
@@ -145,7 +143,3 @@ class Driver:
         self.qtbot.wait(1)
         return seconds
 
-
-def _live(widget: QWidget) -> bool:
-    """Part of the window as it is now: not of a page that is about to be deleted."""
-    return widget.isVisibleTo(widget.window()) or not widget.isHidden()
