@@ -14,6 +14,7 @@ from engine.convert import packing
 from engine.convert.convert import convert, quantised_in_memory
 from engine.convert.load import open_model
 from engine.convert.recipe import conversion_for, recipe
+from engine.convert.report import inspect
 from engine.convert.source import defaults_from, end_ids_from, open_source
 from engine.core.quant import FORMATS
 from engine.errors import ModelFolderError, SettingError, UnsupportedModelError
@@ -127,8 +128,8 @@ def test_codes_are_as_the_format_promises(bits, group, tmp_path):
 @pytest.mark.parametrize("kept_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("conversion", [Conversion(), Conversion(bits=8, group_size=64), Conversion(bits=16)])
 def test_slices_do_not_show(conversion, slice_bytes, kept_bytes, tmp_path, monkeypatch):
-    """Rows of all kinds of counts: 320, 192, 128, 64, and 100 in one that is no multiple of 16."""
-    config = cfg(intermediate_size=100, vocab_size=319)
+    """Tensors of 128, 64, 224 and 319 rows; the last is no multiple of 16."""
+    config = cfg(intermediate_size=112, vocab_size=319)
     folder = make(tmp_path / "toy", config)
     whole = opened(folder, conversion)
     finish(convert(folder, tmp_path / "whole.nook", conversion))
@@ -137,6 +138,14 @@ def test_slices_do_not_show(conversion, slice_bytes, kept_bytes, tmp_path, monke
     same_weights(opened(folder, conversion), whole)
     finish(convert(folder, tmp_path / "sliced.nook", conversion))
     assert (tmp_path / "sliced.nook").read_bytes() == (tmp_path / "whole.nook").read_bytes()
+
+
+def test_shapes_that_the_kernels_do_not_take_are_refused_before_conversion(tmp_path):
+    for changes, words in (({"intermediate_size": 100}, "intermediate size = 100"), ({"head_dim": 8}, "head_dim = 8")):
+        folder = make(tmp_path / "odd", cfg(**changes))
+        with pytest.raises(UnsupportedModelError, match=words):
+            finish(convert(folder, tmp_path / "odd.nook"))
+        assert not inspect(folder).usable
 
 
 # --- recipes --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,14 @@ from engine.progress import finish
 from engine.settings import Conversion
 from tests.factory import cfg, make, qwen2, weights
 
-SMALL = cfg(hidden_size=32, intermediate_size=32, num_hidden_layers=1, vocab_size=260, num_key_value_heads=1)
+SMALL = cfg(
+    hidden_size=32,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    vocab_size=260,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -367,9 +374,23 @@ def test_a_partial_file_is_believed_only_as_far_as_its_bytes_bear_it_out(folder,
     manifest = NookFile.open(original).manifest
     data = bytearray(partial.read_bytes())
     data[manifest.tensors[0].offset + 5] ^= 1
+    q4 = next(tensor for tensor in manifest.tensors if tensor.name.endswith("out"))
+    data[q4.offset + 32 * 32 // 2 + 32 * 20 // 8] ^= 1  # near the seam of its parts
     partial.write_bytes(data)
     with journal.open("a") as file:
         file.write('{"name": "layers.0.feed_')  # cut off by a power failure
+    finish(convert(folder, out, resume=True))
+    assert out.read_bytes() == original.read_bytes()
+
+
+def test_a_second_resume_believes_what_the_first_one_made(folder, original, tmp_path):
+    out = tmp_path / "out.nook"
+    _, journal = stopped(folder, out)
+    with journal.open("a") as file:
+        file.write('{"name": "layers.0.feed_')
+    before = len(journal.read_text().splitlines())
+    stopped(folder, out, steps=25)
+    assert len(journal.read_text().splitlines()) > before
     finish(convert(folder, out, resume=True))
     assert out.read_bytes() == original.read_bytes()
 

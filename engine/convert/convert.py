@@ -52,8 +52,10 @@ def convert(
     notices = yield from _compare_redundant(source, clock)
     manifest = _manifest(source, conversion, formats, notices)
     with NookWriter(out, manifest, source.files, stamp=source.stamp, resume=resume) as writer, workers() as pool:
-        remaining = {tensor.name: tensor for tensor in writer.remaining}
         try:
+            for _ in writer.recover():
+                yield clock.now("checking what is there already")
+            remaining = {tensor.name: tensor for tensor in writer.remaining}
             for assignment in source.assignments:
                 size = source.bytes(assignment)
                 tensor = remaining.get(assignment.tensor.name)
@@ -69,7 +71,8 @@ def convert(
                         writer.write(tensor, piece.offset, piece.data)
                         written += piece.data.nbytes
                     yield clock.now(tensor.name, size * written // tensor.bytes)
-                writer.finish(tensor, packing.exponent)
+                for _ in writer.finish(tensor, packing.exponent):
+                    yield clock.now(tensor.name, size)
                 clock.add(size)
             yield clock.now("finishing")
         except (GeneratorExit, KeyboardInterrupt):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.convert.source import Source
+from engine.core.cpu import machine
 from engine.core.quant import BLOCK_ROWS, FORMATS, Layout, magnitude
 from engine.errors import InputError, ModelFolderError
 from engine.models.families import Assignment
@@ -42,8 +42,7 @@ class Slice:
 
 def workers() -> ThreadPoolExecutor:
     """As many threads as this process may use cores, within reason."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return ThreadPoolExecutor(min(allowed, 16), thread_name_prefix="packing")
+    return ThreadPoolExecutor(min(machine().default_threads, 16), thread_name_prefix="packing")
 
 
 class Packing:

@@ -20,6 +20,7 @@ from engine.convert.files import open_for_reading
 from engine.convert.folder import Description, Stored, describe, find_model, model_name, stored_tensors
 from engine.convert.safetensors import DTYPES, Entry, read_rows
 from engine.errors import InputError, ModelFolderError, SettingError, UnsupportedModelError
+from engine.models.decoder import check_shapes
 from engine.models.families import Assignment, Blueprint, assign, is_optional, recognise
 from engine.models.spec import ModelSpec, TensorSpec
 from engine.models.store import SourceFile
@@ -133,12 +134,15 @@ def open_source(path: Path) -> Source:
     if found.kind == "gguf":
         from engine.convert.gguf import open_gguf
 
-        return open_gguf(found.path, found.notices)
+        source = open_gguf(found.path, found.notices)
+        check_shapes(source.spec)
+        return source
     if found.kind != "folder":
         raise InputError(f"{found.path} is a .nook file already")
     description = describe(found.path)
     _refuse_quantised(description.config)
     blueprint = recognise(description.config)
+    check_shapes(blueprint.spec)
     return _with_tokenizer(_open_folder(found.path, description, blueprint, stored_tensors(found.path), found.notices))
 
 

@@ -36,7 +36,7 @@ from engine.models.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
 from engine.models.weights import Tensor, Weights
 from engine.settings import KvDtype
 
-__all__ = ["Decoder", "page_layout", "scratch_bytes"]
+__all__ = ["Decoder", "check_shapes", "page_layout", "scratch_bytes"]
 
 _KINDS = {
     "q4": WeightKind.Q4,
@@ -92,7 +92,7 @@ def page_layout(spec: ModelSpec, kv: KvDtype) -> PageLayout:
     return PageLayout(PAGE_TOKENS, tuple(a.kv_heads * _head_bytes(a.head_dim, kv) for a in attentions))
 
 
-def _check(spec: ModelSpec) -> None:
+def check_shapes(spec: ModelSpec) -> None:
     """What the kernels ask of the shapes.
 
     Raises:
@@ -161,7 +161,7 @@ class Decoder:
         Raises:
             UnsupportedModelError: a shape that the kernels do not take
         """
-        _check(spec)
+        check_shapes(spec)
         self.spec = spec
         self.context = context
         self.max_tokens, self.max_sequences, self.max_wanted = max_tokens, max_sequences, max_wanted

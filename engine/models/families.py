@@ -89,11 +89,13 @@ HARMLESS = frozenset(
     {
         "_attn_implementation",
         "_attn_implementation_autoset",
+        "_attn_implementation_internal",
         "_commit_hash",
         "_flash_attn_2_enabled",
         "_name_or_path",
         "architectures",
         "attention_dropout",
+        "attention_probs_dropout_prob",
         "attn_implementation",
         "auto_map",
         "bad_words_ids",
@@ -101,6 +103,7 @@ HARMLESS = frozenset(
         "bos_token_id",
         "chunk_size_feed_forward",
         "classifier_dropout",
+        "cross_attention_hidden_size",
         "decoder_start_token_id",
         "diversity_penalty",
         "do_sample",
@@ -113,20 +116,26 @@ HARMLESS = frozenset(
         "finetuning_task",
         "forced_bos_token_id",
         "forced_eos_token_id",
+        "gradient_checkpointing",
         "hidden_dropout",
+        "hidden_dropout_prob",
         "id2label",
         "initializer_range",
+        "is_decoder",
         "is_llama_config",
         "label2id",
         "length_penalty",
         "max_length",
         "max_new_tokens",
+        "max_sequence_length",
         "min_length",
         "model_max_length",
         "model_type",
+        "neftune_noise_alpha",
         "no_repeat_ngram_size",
         "num_beam_groups",
         "num_beams",
+        "num_labels",
         "num_nextn_predict_layers",
         "num_return_sequences",
         "output_attentions",
@@ -146,6 +155,7 @@ HARMLESS = frozenset(
         "task_specific_params",
         "temperature",
         "tf_legacy_loss",
+        "tie_encoder_decoder",
         "tokenizer_class",
         "top_k",
         "top_p",
@@ -159,8 +169,12 @@ HARMLESS = frozenset(
         "unsloth_version",
         "use_bfloat16",
         "use_cache",
+        "use_flash_attn",
     }
 )
+
+# Keys that every configuration may have, and the only value that the families above can follow.
+_NEUTRAL: Mapping[str, Any] = {"add_cross_attention": False, "is_encoder_decoder": False, "pruned_heads": {}}
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -341,6 +355,8 @@ def recognise(values: Mapping[str, Any], where: str = "config.json") -> Blueprin
     config = HfConfig(values, where)
     found = _family_of(config)
     config.architecture = found.architecture
+    for key, allowed in _NEUTRAL.items():
+        config.must(key, allowed)
     blueprint = found.read(config)
     config.close(found.architecture, HARMLESS)
     return Blueprint(blueprint.spec, blueprint.names, tuple(config.notices))

@@ -9,18 +9,18 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from io import BufferedRandom
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.quant import ALIGNMENT
-from engine.errors import InputError, OutOfSpaceError, ResourceError
+from engine.errors import InglenookError, InputError, OutOfSpaceError, ResourceError
 from engine.models.store import FOOTER_BYTES, HEADER_BYTES, Manifest, StoredFile, StoredTensor, blocks, footer, header
 
 __all__ = ["NookWriter", "clean_partials"]
@@ -28,6 +28,8 @@ __all__ = ["NookWriter", "clean_partials"]
 _PARTIAL, _JOURNAL = ".partial", ".partial.journal"
 _LAYER_ALIGNMENT = 4096
 _MANIFEST_ROOM = 4096
+_STEP = 8 << 20
+_SYNC_BYTES = 256 << 20
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 Bytes = NDArray[np.uint8]
@@ -36,16 +38,19 @@ Bytes = NDArray[np.uint8]
 class NookWriter:
     """Writes one file; nothing has the final name before `commit`.
 
-        with NookWriter(out, manifest, files, resume=False) as writer:
+        with NookWriter(out, manifest, files) as writer:
+            for _ in writer.recover(): ...
             for tensor in writer.remaining:
-                writer.write(tensor, 0, packed)         # in pieces, in any order
-                writer.finish(tensor, exponent)
+                writer.write(tensor, 0, packed)                 # in pieces, in any order
+                for _ in writer.finish(tensor, exponent): ...
             writer.commit()
 
-    manifest: offsets, hashes and exponents are filled in here; the rest is as
-    it will be. Leaving the block without `commit` removes everything, unless
-    `keep_partial` was called: then the same call with `resume=True` goes on
-    after the last finished tensor and ends in the identical bytes.
+    Iterators do long work: every step is a place to stop. Leaving the block
+    without `commit` removes everything, unless `keep_partial` was called: then
+    the same call with `resume=True` goes on after the last finished tensor and
+    ends in the identical bytes.
+
+    manifest: offsets, hashes and exponents are filled in here; the rest is as it will be.
     """
 
     def __init__(
@@ -65,7 +70,6 @@ class NookWriter:
         if not out.parent.is_dir():
             raise InputError(f"{out} cannot be written: the folder {out.parent} does not exist")
         self.out = out
-        self._files = files
         self.manifest = _laid_out(manifest, files)
         self._partial = out.with_name(out.name + _PARTIAL)
         self._journal_path = out.with_name(out.name + _JOURNAL)
@@ -75,8 +79,19 @@ class NookWriter:
         self._job = hashlib.sha256(self.manifest.to_json() + stamp.encode()).hexdigest()
         self._done: dict[str, StoredTensor] = {}
         self._keep = self._committed = False
+        self._unsynced = 0
         clean_partials(out.parent, but=out)
-        self._file = self._open_partial(resume=resume)
+        self._file = self._open()
+        try:
+            self._claimed = self._read_journal() if resume else []
+            _check_room(out.parent, self.file_bytes - sum(tensor.bytes for tensor in self._claimed))
+            self._journal = self._begin(files, resume=resume)
+        except (OSError, InglenookError) as error:
+            self._file.close()
+            self._remove()
+            if isinstance(error, OSError):
+                raise self._failed(error) from None
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +109,20 @@ class NookWriter:
         """Tensors not written yet, in order."""
         return tuple(tensor for tensor in self.manifest.tensors if tensor.name not in self._done)
 
+    def recover(self) -> Iterator[None]:
+        """Believe a stopped run's journal as far as the bytes on disk bear it out."""
+        for tensor in self._claimed:
+            digest = hashlib.sha256()
+            for block in self._read_back(tensor):
+                digest.update(block)
+                yield
+            if digest.hexdigest() == tensor.sha256:
+                self._finished(tensor)
+            else:
+                for start in range(0, tensor.bytes, _STEP):
+                    self._write(tensor.offset + start, bytes(min(_STEP, tensor.bytes - start)))
+                    yield
+
     def write(self, tensor: StoredTensor, offset: int, data: Bytes) -> None:
         """Write a piece of a tensor, `offset` bytes from its beginning. Pieces may come in any order.
 
@@ -104,11 +133,17 @@ class NookWriter:
         assert offset + data.nbytes <= tensor.bytes
         self._write(tensor.offset + offset, data.data)
 
-    def finish(self, tensor: StoredTensor, exponent: int) -> None:
+    def finish(self, tensor: StoredTensor, exponent: int) -> Iterator[None]:
         """All pieces of a tensor are written; read it back for its hash."""
-        done = replace(tensor, exponent=exponent, sha256=self._hash(tensor))
-        self._done[tensor.name] = done
-        self._note({"name": done.name, "exponent": done.exponent, "sha256": done.sha256})
+        digest = hashlib.sha256()
+        for block in self._read_back(tensor):
+            digest.update(block)
+            yield
+        self._finished(replace(tensor, exponent=exponent, sha256=digest.hexdigest()))
+        self._unsynced += tensor.bytes
+        if self._unsynced >= _SYNC_BYTES:
+            # Little by little, so that the disk's whole backlog does not have to be waited for at the end.
+            self._sync()
 
     def keep_partial(self) -> None:
         """From now on, stopping leaves the partial file for a later `resume`."""
@@ -129,10 +164,10 @@ class NookWriter:
         self._write(self._manifest_offset, manifest)
         self._write(self.file_bytes - FOOTER_BYTES, footer(beginning, self.file_bytes))
         self._write(0, beginning)
+        self._sync()
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            if sys.platform == "win32":  # an open file cannot be renamed there; elsewhere the lock lasts to the end
+                self._file.close()
             self._partial.replace(self.out)
         except OSError as error:
             raise self._failed(error) from None
@@ -141,7 +176,7 @@ class NookWriter:
         self._journal_path.unlink(missing_ok=True)
         _sync_folder(self.out.parent)
 
-    def _open_partial(self, *, resume: bool) -> BufferedRandom:
+    def _open(self) -> BufferedRandom:
         try:
             file = self._partial.open("r+b" if self._partial.exists() else "x+b")
         except OSError as error:
@@ -149,45 +184,37 @@ class NookWriter:
         if not _lock(file):
             file.close()
             raise ResourceError(f"another conversion is writing {self.out.name} right now")
-        try:
-            if resume:
-                self._read_journal(file)
-            present = sum(tensor.bytes for tensor in self._done.values())
-            _check_room(self.out.parent, self.file_bytes - present)
-            self._journal = self._journal_path.open("a" if self._done else "w", encoding="utf-8")
-            self._file = file
-            if not self._done:
-                file.truncate(0)
-                self._note({"job": self._job, "resumable": resume})
-            file.truncate(self.file_bytes)
-            for stored in self.manifest.files:
-                self._write(stored.offset, self._files[stored.name])
-        except BaseException as error:
-            file.close()
-            self._remove()
-            if isinstance(error, OSError):
-                raise self._failed(error) from None
-            raise
         return file
 
-    def _read_journal(self, file: BufferedRandom) -> None:
-        """Believe the journal of a stopped run as far as the bytes on disk bear it out."""
-        try:
+    def _read_journal(self) -> list[StoredTensor]:
+        """The tensors that a stopped run of the same job says it has finished."""
+        claimed: list[StoredTensor] = []
+        by_name = {tensor.name: tensor for tensor in self.manifest.tensors}
+        # A missing journal, or a line cut off by a crash: what is not vouched for is made again.
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             lines = self._journal_path.read_text(encoding="utf-8").splitlines()
-            entries = [json.loads(line) for line in lines]
-            if entries[0]["job"] != self._job:
-                return
-            by_name = {tensor.name: tensor for tensor in self.manifest.tensors}
-            self._file = file
-            for entry in entries[1:]:
-                tensor = replace(by_name[entry["name"]], exponent=entry["exponent"], sha256=entry["sha256"])
-                if self._hash(tensor) == tensor.sha256:
-                    self._done[tensor.name] = tensor
-        except (OSError, ValueError, LookupError, TypeError):
-            # No journal, or a line cut off by a crash: what is not vouched for is made again.
-            return
+            if json.loads(lines[0])["job"] == self._job:
+                for line in lines[1:]:
+                    entry = json.loads(line)
+                    tensor = by_name.pop(entry["name"])
+                    claimed.append(replace(tensor, exponent=entry["exponent"], sha256=entry["sha256"]))
+        return claimed
 
-    def _note(self, entry: dict[str, Any]) -> None:
+    def _begin(self, files: Mapping[str, bytes], *, resume: bool) -> TextIO:
+        """Bring the partial file to its full length, and start its journal."""
+        if not self._claimed:
+            self._file.truncate(0)
+        self._file.truncate(self.file_bytes)
+        for stored in self.manifest.files:
+            self._write(stored.offset, files[stored.name])
+        journal = self._journal_path.open("w", encoding="utf-8")
+        journal.write(json.dumps({"job": self._job, "resumable": resume}) + "\n")
+        journal.flush()
+        return journal
+
+    def _finished(self, tensor: StoredTensor) -> None:
+        self._done[tensor.name] = tensor
+        entry = {"name": tensor.name, "exponent": tensor.exponent, "sha256": tensor.sha256}
         try:
             self._journal.write(json.dumps(entry) + "\n")
             self._journal.flush()
@@ -201,15 +228,21 @@ class NookWriter:
         except OSError as error:
             raise self._failed(error) from None
 
-    def _hash(self, tensor: StoredTensor) -> str:
-        digest = hashlib.sha256()
+    def _read_back(self, tensor: StoredTensor) -> Iterator[bytes]:
         try:
             self._file.flush()
             for _, block in blocks(self._file, tensor.offset, tensor.bytes):
-                digest.update(block)
+                yield block
         except OSError as error:
             raise self._failed(error) from None
-        return digest.hexdigest()
+
+    def _sync(self) -> None:
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._failed(error) from None
+        self._unsynced = 0
 
     def _failed(self, error: OSError) -> ResourceError:
         if error.errno in _NO_SPACE:
