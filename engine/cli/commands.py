@@ -383,7 +383,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 def _finding_text(value: Any) -> str:
     match value:
         case None:
-            return "unknown"
+            return "none"
         case bool():
             return "yes" if value else "no"
         case float():

@@ -35,7 +35,7 @@ _STAGES = {
     "measure": "Measuring",
 }
 _USUALLY_BRIEF = {"load", "queue", "prefill"}
-_BRIEF_S = 2.0
+_BRIEF_S = 0.5
 
 # Escape sequences could move the cursor, set the clipboard or retitle the window.
 _CONTROLS: dict[int, str | None] = {
@@ -128,12 +128,16 @@ class ProgressView:
     def show(self, progress: Progress) -> None:
         """Show `progress` in place of what was shown before."""
         now_s = time.monotonic()
-        starts = progress.stage != self._stage
-        if starts:
+        if progress.stage != self._stage:
             self._stage, self._stage_began_s, self._line_at_s = progress.stage, now_s, 0.0
+            if self._bars is not None and self._task is not None:
+                self._bars.remove_task(self._task)
+            self._task = None
+        if progress.stage in _USUALLY_BRIEF and now_s - self._stage_began_s < _BRIEF_S:
+            return
         if sys.stderr.isatty():
-            self._bar(progress, starts=starts)
-        elif progress.stage not in _USUALLY_BRIEF or now_s - self._stage_began_s > _BRIEF_S:
+            self._bar(progress)
+        else:
             self._line(progress, now_s)
 
     def clear(self) -> None:
@@ -142,7 +146,7 @@ class ProgressView:
             self._bars.stop()
         self._bars = self._task = self._stage = None
 
-    def _bar(self, progress: Progress, *, starts: bool) -> None:
+    def _bar(self, progress: Progress) -> None:
         if self._bars is None:
             self._bars = Bars(
                 TextColumn("{task.description}", markup=False),
@@ -154,9 +158,6 @@ class ProgressView:
                 transient=True,
             )
             self._bars.start()
-        if starts and self._task is not None:
-            self._bars.remove_task(self._task)
-            self._task = None
         total = progress.total or None
         note_text = progress.note.translate(_CONTROLS)
         if self._task is None:
