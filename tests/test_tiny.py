@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ import pytest
 import engine
 from engine.cli import main
 from tests import factory
+
+ROOT = Path(__file__).resolve().parent.parent
 
 FAMILIES = {
     "llama": dict,
@@ -58,3 +62,15 @@ def test_the_folder_itself_answers_like_its_file(tmp_path: Path, capfd: pytest.C
         answers.append(capfd.readouterr().out)
     assert answers[0] == answers[1] == answers[2]
     assert answers[0].endswith("\n")
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in engine.convert(factory.make(tmp_path / "folder"), tmp_path / "qwen.nook"):
+        pass
+    monkeypatch.chdir(tmp_path)
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(code) == 1
+    names: dict[str, Any] = {}
+    exec(code[0], names)  # noqa: S102 - our own words
+    assert names["logits"].shape == (len(names["ids"]), 320)
+    names["model"].close()
