@@ -31,7 +31,7 @@ Ids = npt.NDArray[np.integer[Any]]
 
 # Below this temperature even a difference of 0.001 between two logits decides with certainty.
 _GREEDY_BELOW = 1e-5
-_BLOCKS = 64
+_BLOCK = 64
 _LEAST_WEIGHT = 1e-300  # of a candidate, the likeliest having 1; less is none at all
 
 
@@ -64,8 +64,11 @@ class Sampler:
         self._missing = np.zeros(0, np.int64) if missing is None else missing
         self._penalised = np.ones(vocab_size, np.bool_)
         self._penalised[[token for token in unpenalised if 0 <= token < vocab_size]] = False
-        padded = -(-vocab_size // _BLOCKS) * _BLOCKS
-        self._scratch = np.full(padded, -np.inf, np.float32)
+        # The row is worked on in blocks: entry i belongs to block i % blocks, so that maxima are taken side by side.
+        blocks = -(-vocab_size // _BLOCK)
+        self._scratch = np.full(_BLOCK * blocks, -np.inf, np.float32)
+        self._blocks = self._scratch.reshape(_BLOCK, blocks)
+        self._maxima = np.empty(blocks, np.float32)
 
     def draw(
         self,
@@ -94,15 +97,14 @@ class Sampler:
             row[self._missing] = -np.inf
             raw = None if alternatives is None else self._scratch.copy()
             self._penalise(row, sampling, history)
-        best = int(row.argmax())  # the lowest id on ties; a NaN, if there is one
-        top = float(row[best])
+        top = float(self._block_maxima().max())  # NaN, if there is one
         if not top > -np.inf:
             raise InternalError(
                 "the model computed values that are not numbers; check its file with `inglenook verify`, "
                 "or convert it again"
             )
         if sampling.temperature < _GREEDY_BELOW:
-            token = best
+            token = int(self._largest(1)[0])
         else:
             ids, weights = self._candidates(row, top, sampling)
             token = int(ids[_pick(weights, _uniform(seed, history.size))])
@@ -158,24 +160,28 @@ class Sampler:
                 return ids[order], scaled[order], weights[order]
             count *= 16
 
+    def _block_maxima(self) -> npt.NDArray[np.float32]:
+        """The largest entry of each block of the row; of all the work, the only pass over the whole row."""
+        return self._blocks.max(axis=0, out=self._maxima)
+
     def _largest(self, count: int) -> Ids:
-        """The `count` largest entries of the row: largest first, ties by the lowest id."""
-        row = self._scratch
+        """The `count` largest entries of the row, largest first, ties by the lowest id; wants fresh maxima."""
         ids: Ids
-        # The count-th largest of the block maxima bounds the count-th largest entry from below,
-        # so two passes over the row leave few entries to sort.
-        maxima = row.reshape(_BLOCKS, -1).max(axis=0)
+        maxima, row = self._maxima, self._scratch
         if count < maxima.size:
-            threshold = np.partition(maxima, maxima.size - count)[maxima.size - count]
-            ids = np.flatnonzero(row[: self.vocab_size] >= threshold)
+            # The count-th largest of the maxima bounds the count-th largest entry from below,
+            # so only blocks that reach it can hold one, and few entries are left to sort.
+            bound = np.partition(maxima, maxima.size - count)[maxima.size - count]
+            blocks = np.flatnonzero(maxima >= bound)
+            places, chosen = np.nonzero(self._blocks[:, blocks] >= bound)
+            ids = places * maxima.size + blocks[chosen]  # ascending
         else:
             ids = np.arange(self.vocab_size)
         return ids[np.argsort(-row[ids], kind="stable")[:count]]
 
     def _report(self, raw: npt.NDArray[np.float32], token: int, alternatives: int) -> Draw:
         self._scratch[:] = raw
-        row = raw[: self.vocab_size]
-        scaled = _scaled(row, float(row.max()), 1.0)
+        scaled = _scaled(raw[: self.vocab_size], float(self._block_maxima().max()), 1.0)
         total = log(float(np.cumsum(exp(scaled))[-1]))
         rivals = self._largest(min(alternatives, self.vocab_size)) if alternatives else np.zeros(0, np.int64)
         return Draw(token, float(scaled[token]) - total, tuple((int(i), float(scaled[i]) - total) for i in rivals))
