@@ -391,19 +391,20 @@ def test_cancel_in_every_state() -> None:
     assert model.pages.available == model.pages.count
 
 
-def test_cancel_from_within_a_sink() -> None:
+@pytest.mark.parametrize("when", [Started, Progress, Delta])
+def test_cancel_from_within_a_sink(when: type[Event]) -> None:
     model = toy()
     loop, other = Loop(model), Ear()
     heard: list[Event] = []
 
     def sink(event: Event) -> None:
         heard.append(event)
-        if isinstance(event, Delta):
+        if isinstance(event, when):
             loop.cancel("r")
             loop.cancel("other")
 
-    loop.add(Request("r", (65, 66), GREEDY), sink)
-    loop.add(Request("other", (65, 67), GREEDY), other)
+    loop.add(Request("r", (65, 66) * 5, GREEDY), sink)
+    loop.add(Request("other", (65, 67) * 5, GREEDY), other)
     run(loop)
     assert isinstance(heard[-1], Done)
     assert sum(isinstance(event, Done) for event in heard) == 1

@@ -268,6 +268,15 @@ def test_a_paused_sequence_finds_its_own_pages_again() -> None:
     assert middle.cached == 0
 
 
+def test_the_same_pages_computed_side_by_side_are_held_once() -> None:
+    bench = Bench()
+    sequences = [bench.add(prompt_of(17), 3) for _ in range(2)]
+    bench.step()
+    assert sequences[0].pages[:4] == sequences[1].pages[:4]
+    assert bench.pool.available == 64 - 6
+    bench.check_pages()
+
+
 def test_found_pages_that_nobody_holds_are_not_counted_as_room() -> None:
     bench = Bench(pages=8, context=32)
     bench.add(prompt_of(20), 1)

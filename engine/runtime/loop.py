@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -156,14 +156,14 @@ class Loop:
         if plan is None:
             return False
         begin_s = self._clock()
-        for span in plan.spans:
-            self._start(self._of[span.sequence], begin_s)
+        for answer in self._of_plan(plan):
+            self._start(answer, begin_s)
         try:
             logits = self._model.decoder.forward(plan.batch)
         except Exception as error:
             log.exception("a step failed")
-            for span in plan.spans:
-                self._fail(self._of[span.sequence], error)
+            for answer in self._of_plan(plan):
+                self._fail(answer, error)
             return not self.idle
         if self._model.decoder.cancelled:
             return True  # nothing is lost: what it computed in part is computed again
@@ -172,10 +172,13 @@ class Loop:
         drawing = iter(logits)
         for span in plan.spans:
             row = next(drawing) if span.draws else None
-            answer = self._of.get(span.sequence)
-            if answer is not None:  # a sink may have ended it
-                self._advance(answer, span, row)
+            if span.sequence in self._of:
+                self._advance(self._of[span.sequence], span, row)
         return not self.idle
+
+    def _of_plan(self, plan: Plan) -> Iterator[_Answer]:
+        """The answers that a step computes, but for those that a sink has ended meanwhile."""
+        return (self._of[span.sequence] for span in plan.spans if span.sequence in self._of)
 
     def _observe(self, plan: Plan, begin_s: float) -> None:
         if any(span.count > 1 for span in plan.spans):
