@@ -389,7 +389,7 @@ def test_a_second_resume_believes_what_the_first_one_made(folder, original, tmp_
     with journal.open("a") as file:
         file.write('{"name": "layers.0.feed_')
     before = len(journal.read_text().splitlines())
-    stopped(folder, out, steps=25)
+    stopped(folder, out, steps=18)
     assert len(journal.read_text().splitlines()) > before
     finish(convert(folder, out, resume=True))
     assert out.read_bytes() == original.read_bytes()

@@ -41,12 +41,14 @@ def convert(
         OutOfSpaceError: the drive has not the room, or became full
         ResourceError: the file cannot be written
     """
+    yield Progress("convert", 0, 0, "bytes", "reading the model's description")
     source = open_source(path)
     if not has_tokenizer(source.files):
         raise ModelFolderError(
             f"{path} has no tokenizer (tokenizer.json or tokenizer.model), so nobody can chat with it"
         )
-    Tokenizer.from_files(source.files)  # proves before the long work that it can be used
+    if source.kind == "gguf":
+        Tokenizer.from_files(source.files)  # rebuilt, and so far unproven
     formats = _recipe_for(source, conversion)
     clock = _Clock("convert", source)
     notices = yield from _compare_redundant(source, clock)
@@ -74,12 +76,12 @@ def convert(
                 for _ in writer.finish(tensor, packing.exponent):
                     yield clock.now(tensor.name, size)
                 clock.add(size)
-            yield clock.now("finishing")
+            for _ in writer.commit():
+                yield clock.now("waiting for the disk")
         except (GeneratorExit, KeyboardInterrupt):
             if resume:
                 writer.keep_partial()
             raise
-        writer.commit()
     yield clock.now()
 
 

@@ -9,7 +9,9 @@ import json
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from io import BufferedRandom
 from pathlib import Path
@@ -29,7 +31,8 @@ _PARTIAL, _JOURNAL = ".partial", ".partial.journal"
 _LAYER_ALIGNMENT = 4096
 _MANIFEST_ROOM = 4096
 _STEP = 8 << 20
-_SYNC_BYTES = 256 << 20
+_SYNC_BYTES = 64 << 20
+_PATIENCE_S = 0.05
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 Bytes = NDArray[np.uint8]
@@ -43,10 +46,10 @@ class NookWriter:
             for tensor in writer.remaining:
                 writer.write(tensor, 0, packed)                 # in pieces, in any order
                 for _ in writer.finish(tensor, exponent): ...
-            writer.commit()
+            for _ in writer.commit(): ...
 
     Iterators do long work: every step is a place to stop. Leaving the block
-    without `commit` removes everything, unless `keep_partial` was called: then
+    before the end of `commit` removes everything, unless `keep_partial` was called: then
     the same call with `resume=True` goes on after the last finished tensor and
     ends in the identical bytes.
 
@@ -80,6 +83,7 @@ class NookWriter:
         self._done: dict[str, StoredTensor] = {}
         self._keep = self._committed = False
         self._unsynced = 0
+        self._flush: Future[None] | None = None
         clean_partials(out.parent, but=out)
         self._file = self._open()
         try:
@@ -141,16 +145,16 @@ class NookWriter:
             yield
         self._finished(replace(tensor, exponent=exponent, sha256=digest.hexdigest()))
         self._unsynced += tensor.bytes
-        if self._unsynced >= _SYNC_BYTES:
+        if self._unsynced >= _SYNC_BYTES and (self._flush is None or self._flush.done()):
             # Little by little, so that the disk's whole backlog does not have to be waited for at the end.
-            self._sync()
+            self._start_flush()
 
     def keep_partial(self) -> None:
         """From now on, stopping leaves the partial file for a later `resume`."""
         self._keep = True
 
-    def commit(self) -> None:
-        """Write manifest, footer and header, make sure of the disk, then give the file its name.
+    def commit(self) -> Iterator[None]:
+        """Write manifest, footer and header, wait for the disk, then give the file its name.
 
         Raises:
             OutOfSpaceError, ResourceError: nothing has the final name; a file that had it before still does
@@ -164,7 +168,9 @@ class NookWriter:
         self._write(self._manifest_offset, manifest)
         self._write(self.file_bytes - FOOTER_BYTES, footer(beginning, self.file_bytes))
         self._write(0, beginning)
-        self._sync()
+        yield from self._flushed()
+        self._start_flush()
+        yield from self._flushed()
         try:
             if sys.platform == "win32":  # an open file cannot be renamed there; elsewhere the lock lasts to the end
                 self._file.close()
@@ -236,13 +242,27 @@ class NookWriter:
         except OSError as error:
             raise self._failed(error) from None
 
-    def _sync(self) -> None:
+    def _start_flush(self) -> None:
+        """Have the disk take what is written so far, on a thread of its own: it may take seconds."""
         try:
             self._file.flush()
-            os.fsync(self._file.fileno())
+            handle = os.dup(self._file.fileno())  # outlives the file when the work is stopped meanwhile
         except OSError as error:
             raise self._failed(error) from None
-        self._unsynced = 0
+        done: Future[None] = Future()
+        self._flush, self._unsynced = done, 0
+        threading.Thread(target=_flush, args=(handle, done), name="flush").start()
+
+    def _flushed(self) -> Iterator[None]:
+        while self._flush is not None and not self._flush.done():
+            with contextlib.suppress(TimeoutError):
+                self._flush.result(_PATIENCE_S)
+            yield
+        try:
+            if self._flush is not None:
+                self._flush.result()
+        except OSError as error:
+            raise self._failed(error) from None
 
     def _failed(self, error: OSError) -> ResourceError:
         if error.errno in _NO_SPACE:
@@ -255,6 +275,17 @@ class NookWriter:
         for path in (self._partial, self._journal_path):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def _flush(handle: int, done: Future[None]) -> None:
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+    finally:
+        os.close(handle)
 
 
 def clean_partials(folder: Path, but: Path | None = None) -> None:
