@@ -1,0 +1,1 @@
+"""The window: a desktop face of the engine, in Qt."""

@@ -100,12 +100,17 @@ def finish(window: Window, timeout_s: float = _CLOSING_S) -> bool:
     return ended
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    engine_factory: EngineFactory | None = None,
+    folders: Folders | None = None,
+) -> int:
     """Run the window until it is closed; the exit code."""
     _write_log()
     application = create_application(sys.argv if arguments is None else arguments)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Qt's loop would never look at Python's handler
-    window = create_window()
+    window = create_window(engine_factory=engine_factory, folders=folders)
     window.show()
     code = application.exec()
     if not finish(window):

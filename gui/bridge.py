@@ -22,12 +22,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QObject, Qt, QTimer, Signal
+from PySide6.QtCore import QObject, Qt, Signal
 
 from engine.errors import InglenookError
 from engine.settings import Conversion, EngineSettings, Sampling
 from gui.i18n import tr
 from gui.store import Message
+from gui.timing import timer
 
 if TYPE_CHECKING:
     from engine import api
@@ -144,7 +145,7 @@ class Conversions:
 class Bridge(QObject):
     """The window's end of the engine. `event` carries frozen values only."""
 
-    event = Signal(object)
+    event = Signal(object)  # type: ignore[assignment]  # hides QObject.event, which nobody here calls
     _arrived = Signal()
 
     def __init__(self, factory: EngineFactory | None = None) -> None:
@@ -159,7 +160,7 @@ class Bridge(QObject):
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._conversion = Conversions()
-        self._gather = QTimer(self, singleShot=True, timerType=Qt.TimerType.PreciseTimer, timeout=self._deliver)
+        self._gather = timer(self, _GATHER_MS, self._deliver, once=True)
         self._delivered_s = 0.0
         self._arrived.connect(self._schedule, Qt.ConnectionType.QueuedConnection)
 
@@ -219,7 +220,7 @@ class Bridge(QObject):
                 report = self._api.inspect(path)
             except InglenookError as error:
                 self.post(Inspected(path, None, str(error)))
-            except Exception:
+            except Exception:  # noqa: BLE001 (a fault ends this job, not the desk; it is logged)
                 _log.exception("inspecting %s", path)
                 self.post(Inspected(path, None, tr("{name} could not be read; the log says more.", name=path.name)))
             else:
@@ -343,7 +344,7 @@ class Bridge(QObject):
                 job()
             except InglenookError as error:
                 self._fail(str(error), request_id)
-            except Exception:
+            except Exception:  # noqa: BLE001 (a fault ends this job, not the desk; it is logged)
                 _log.exception("a job of the window")
                 self._fail(tr("Something went wrong inside Inglenook; the log says more."), request_id)
 
@@ -364,7 +365,7 @@ class Bridge(QObject):
         try:
             self._api = self._factory()
             self._engine = self._api.Engine()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, the window has to say it)
             _log.exception("starting the engine")
             reason = str(error) if isinstance(error, InglenookError) else f"{type(error).__name__}: {error}"
             self.post(EngineReady(tr("The engine could not be started ({reason}).", reason=reason)))
@@ -405,7 +406,7 @@ class Bridge(QObject):
                 steps.close()
         except InglenookError as error:
             sentence = str(error)
-        except Exception:
+        except Exception:  # noqa: BLE001 (a fault ends this job, not the desk; it is logged)
             _log.exception("converting %s", source)
             sentence = tr("The conversion failed inside Inglenook; the log says more.")
         state.source = None

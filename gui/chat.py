@@ -77,7 +77,6 @@ def advance(turn: Turn, event: api.Event) -> Turn:
             content = turn.message.content or event.text
             message = replace(turn.message, content=content, state="failed", reason=event.message)
             return replace(turn, message=message, activity=None)
-    return turn
 
 
 def _facts(usage: api.Usage) -> dict[str, Any]:

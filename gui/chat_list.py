@@ -173,7 +173,7 @@ class _Row(QStyledItemDelegate):
     @override
     def setModelData(self, editor: QWidget, model: QAbstractItemModel, index: Index) -> None:
         assert isinstance(editor, QLineEdit)
-        model.setData(QModelIndex(index), editor.text())
+        model.setData(index, editor.text())
 
     @override
     def eventFilter(self, editor: QObject, event: QEvent) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QRectF, Qt, QTimer, Signal
+from PySide6.QtCore import QEvent, QObject, QRectF, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QFrame,
@@ -27,9 +27,10 @@ from gui.model_picker import ModelPicker
 from gui.preferences import Preferences
 from gui.session import Session
 from gui.theme import look
+from gui.timing import timer
 from gui.transcript import Transcript
 
-__all__ = ["ChatPage"]
+__all__ = ["CONTROLS", "ChatPage", "suggestions"]
 
 CONTROLS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens", "seed")
 _SIDEBAR, _PANEL, _NARROW, _NARROWER = 264, 292, 1060, 760
@@ -66,8 +67,8 @@ class ChatPage(QWidget):
         self.controls.setVisible(session.preferences.values.controls_open)
         row.addWidget(self.controls)
 
-        self._keep_draft = QTimer(self, singleShot=True, interval=400, timeout=self._draft_changed)
-        self._search_later = QTimer(self, singleShot=True, interval=120, timeout=self.refresh_list)
+        self._keep_draft = timer(self, 400, self._draft_changed, once=True)
+        self._search_later = timer(self, 120, self.refresh_list, once=True)
         self.composer.textChanged.connect(self._typed)
         self.search.textChanged.connect(lambda _text: self._search_later.start())
         session.current_changed.connect(self._show_current)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 from pydantic import BaseModel
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt, QVariantAnimation, Signal
-from PySide6.QtGui import QPainter, QPaintEvent, QPen, QWheelEvent
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QWheelEvent
 from PySide6.QtWidgets import (
     QAbstractSpinBox,
     QCheckBox,
@@ -37,7 +38,7 @@ from gui.icons import icon, paint_icon, set_icon
 from gui.theme import look
 from gui.words import count_words
 
-__all__ = ["Banner", "ContextGauge", "Field", "Form", "IconButton", "Switch", "button", "camel", "label"]
+__all__ = ["Banner", "ContextGauge", "Field", "Form", "IconButton", "Switch", "button", "camel", "label", "small_icon"]
 
 
 def label(text: str, role: str = "", *, wrap: bool = False, parent: QWidget | None = None) -> QLabel:
@@ -49,13 +50,13 @@ def label(text: str, role: str = "", *, wrap: bool = False, parent: QWidget | No
     return made
 
 
-def button(text: str, role: str = "", icon_name: str = "", token: str = "text") -> QPushButton:
+def button(text: str, role: str = "", icon_name: str = "", tone: str = "text") -> QPushButton:
     """A push button in one of the roles of the style sheet."""
     made = QPushButton(text)
     made.setProperty("role", role)
     made.setCursor(Qt.CursorShape.PointingHandCursor)
     if icon_name:
-        set_icon(made, icon_name, token, 18)
+        set_icon(made, icon_name, tone, 18)
     return made
 
 
@@ -82,9 +83,9 @@ class IconButton(QToolButton):
         self.setAccessibleName(name)
         self.setToolTip(tooltip or name)
 
-    def show_icon(self, icon_name: str, token: str = "muted") -> None:
+    def show_icon(self, icon_name: str, tone: str = "muted") -> None:
         """Show another icon."""
-        set_icon(self, icon_name, token, self._size)
+        set_icon(self, icon_name, tone, self._size)
 
 
 class Switch(QCheckBox):
@@ -128,8 +129,11 @@ class Switch(QCheckBox):
         painter.setPen(Qt.PenStyle.NoPen)
         on, off = look().color("accent"), look().color("pressed")
         blend = self._place
-        color = off
-        color.setRgbF(*(off.getRgbF()[i] * (1 - blend) + on.getRgbF()[i] * blend for i in range(3)))
+        color = QColor.fromRgbF(
+            off.redF() * (1 - blend) + on.redF() * blend,
+            off.greenF() * (1 - blend) + on.greenF() * blend,
+            off.blueF() * (1 - blend) + on.blueF() * blend,
+        )
         if not self.isEnabled():
             color.setAlphaF(0.5)
         painter.setBrush(color)
@@ -177,8 +181,8 @@ class ContextGauge(QProgressBar):
         ring = QRectF(3, self.height() / 2 - 7, 14, 14)
         painter.setPen(QPen(look().color("pressed"), 2.6))
         painter.drawEllipse(ring)
-        token = "accent" if share < 0.8 else ("warning" if share < 0.95 else "danger")
-        painter.setPen(QPen(look().color(token), 2.6, Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap))
+        tone = "accent" if share < 0.8 else ("warning" if share < 0.95 else "danger")
+        painter.setPen(QPen(look().color(tone), 2.6, Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap))
         painter.drawArc(ring, 90 * 16, -round(share * 360 * 16))
         painter.setFont(look().font(12))
         painter.setPen(look().color("muted"))
@@ -196,7 +200,7 @@ class Banner(QFrame):
         super().__init__(parent)
         self.setProperty("kind", kind)
         self.setObjectName("banner")
-        self._token = {"note": "muted", "warning": "warning", "problem": "danger"}[kind]
+        self._tone = {"note": "muted", "warning": "warning", "problem": "danger"}[kind]
         self._icon = {"note": "info", "warning": "warning", "problem": "error"}[kind]
         row = QHBoxLayout(self)
         row.setContentsMargins(40, 6, 8, 6)
@@ -211,7 +215,7 @@ class Banner(QFrame):
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)
         painter = QPainter(self)
-        paint_icon(painter, self._icon, QRectF(13, self.height() / 2 - 9, 18, 18), self._token)
+        paint_icon(painter, self._icon, QRectF(13, self.height() / 2 - 9, 18, 18), self._tone)
 
 
 class _Calm:
@@ -267,8 +271,7 @@ class Field(QWidget):
         self.reset.setSizePolicy(hold)
         row.addWidget(self.reset)
         row.addStretch(1)
-        self.slider: QSlider | None = None
-        self.editor = self._make_editor(nothing)
+        self.editor, self.slider = self._make_editor(nothing)
         self.editor.setObjectName(camel(name))
         self.editor.setAccessibleName(title)
         row.addWidget(self.editor)
@@ -312,19 +315,19 @@ class Field(QWidget):
         elif isinstance(self.editor, QSpinBox):
             self.editor.setValue(min(value, self.editor.maximum()))
 
-    def _make_editor(self, nothing: str) -> QWidget:
+    def _make_editor(self, nothing: str) -> tuple[QWidget, QSlider | None]:
         schema = self._schema
         if schema.get("type") == "boolean":
             switch = Switch(schema["title"])
             switch.toggled.connect(self._moved)
-            return switch
+            return switch, None
         if "enum" in schema:
             box = _ChoiceBox()
             labels = schema.get("labels", {})
             for choice in schema["enum"]:
                 box.addItem(tr(labels[choice]) if choice in labels else str(choice), choice)
             box.currentIndexChanged.connect(self._moved)
-            return box
+            return box, None
         low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
         high = schema.get("maximum", 2**31 - 1)
         step = schema.get("step")
@@ -347,10 +350,10 @@ class Field(QWidget):
             editor.setSuffix(" %")
         editor.valueChanged.connect(self._moved)
         if step is not None and high < 2**31:
-            self._make_slider(editor, float(low), float(high), float(step))
-        return editor
+            return editor, self._make_slider(editor, float(low), float(high), float(step))
+        return editor, None
 
-    def _make_slider(self, editor: QSpinBox | QDoubleSpinBox, low: float, high: float, step: float) -> None:
+    def _make_slider(self, editor: QSpinBox | QDoubleSpinBox, low: float, high: float, step: float) -> QSlider:
         """A slider in steps; a logarithmic one where the range spans more than three powers of ten."""
         slider = _Slider(Qt.Orientation.Horizontal)
         slider.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
@@ -362,7 +365,7 @@ class Field(QWidget):
         def to_value(position: int) -> float:
             if not logarithmic:
                 return low + position * step
-            value = low * (high / low) ** (position / count)
+            value = math.exp(math.log(low) + math.log(high / low) * position / count)
             return max(low, round(value / step) * step) if value > 2 * step else round(value)
 
         def to_position(value: float) -> int:
@@ -382,12 +385,19 @@ class Field(QWidget):
         slider.valueChanged.connect(from_slider)
         editor.valueChanged.connect(from_editor)
         from_editor(editor.value())
-        self.slider = slider
+        return slider
 
     def _moved(self, *_values: object) -> None:
         self.reset.setVisible(self.value() != self._default)
         if not self._silent:
             self.changed.emit(self.value())
+
+
+@cache
+def _properties(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of each field of a settings model."""
+    properties: dict[str, Any] = model.model_json_schema()["properties"]
+    return properties
 
 
 class Form(QWidget):
@@ -404,7 +414,7 @@ class Form(QWidget):
         nothing: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        properties = model.model_json_schema()["properties"]
+        properties = _properties(model)
         defaults = model()
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -422,9 +432,9 @@ class Form(QWidget):
             made.show_value(getattr(values, name), ... if defaults is None else getattr(defaults, name))
 
 
-def small_icon(name: str, token: str, size: int = 18) -> QLabel:
+def small_icon(name: str, tone: str, size: int = 18) -> QLabel:
     """An icon as a label, painted in a colour of the theme when it is made."""
     made = QLabel()
-    made.setPixmap(icon(name, token, size).pixmap(size, size))
+    made.setPixmap(icon(name, tone, size).pixmap(size, size))
     made.setFixedSize(size, size)
     return made

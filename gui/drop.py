@@ -10,7 +10,7 @@ from PySide6.QtCore import QMimeData, QUrl
 
 from gui.i18n import tr
 
-__all__ = ["Drop", "accepts", "read_drop"]
+__all__ = ["Drop", "accepts", "read_drop", "read_paths"]
 
 _MODEL_FILES = {".nook", ".gguf"}
 _PARTS_OF_MODELS = {".safetensors", ".json", ".bin", ".model", ".jinja"}

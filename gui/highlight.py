@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject
 from PySide6.QtGui import QFont, QTextBlock, QTextCharFormat, QTextDocument, QTextLayout
 
 from gui.theme import look
+from gui.timing import timer
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
@@ -20,7 +21,7 @@ __all__ = ["Highlighter", "language_name"]
 _SLICE = 400  # tokens per turn of the event loop: about two milliseconds
 _LIMIT = 200_000  # characters; more is shown in one colour
 
-# The first family of a token's type that is listed here colours it.
+# The first family of a tone's type that is listed here colours it.
 _TOKENS = {
     "Keyword": "keyword",
     "Operator.Word": "keyword",
@@ -66,7 +67,7 @@ class Highlighter(QObject):
     def __init__(self, document: QTextDocument) -> None:
         super().__init__(document)
         self._document = document
-        self._timer = QTimer(self, interval=0, timeout=self._turn)
+        self._timer = timer(self, 0, self._turn)
         self._tokens: Iterator[tuple[str, str]] = iter(())
         self._block = QTextBlock()
         self._ranges: list[QTextLayout.FormatRange] = []
@@ -87,14 +88,14 @@ class Highlighter(QObject):
 
     def _turn(self) -> None:
         count = 0
-        for token, value in islice(self._tokens, _SLICE):
+        for tone, value in islice(self._tokens, _SLICE):
             count += 1
             for number, line in enumerate(value.split("\n")):
                 if number:
                     self._next_line()
                 width = len(line.encode("utf-16-le")) // 2
-                if token and width:
-                    self._ranges.append(_range(self._column, width, _format(token, look().theme.dark)))
+                if tone and width:
+                    self._ranges.append(_range(self._column, width, _format(tone, look().theme.dark)))
                 self._column += width
         if count < _SLICE:
             self._next_line()
@@ -112,28 +113,29 @@ class Highlighter(QObject):
 
 @cache
 def _family(kind: str) -> str:
-    """The theme's token for a pygments type such as "Token.Literal.String.Doc"; "" for plain text."""
+    """The theme's tone for a pygments type such as "Token.Literal.String.Doc"; "" for plain text."""
     path = kind.removeprefix("Token.").split(".")
     for length in range(len(path), 0, -1):
-        token = _TOKENS.get(".".join(path[:length]))
-        if token:
-            return token
+        tone = _TOKENS.get(".".join(path[:length]))
+        if tone:
+            return tone
     return ""
 
 
 @cache
-def _format(token: str, dark: bool) -> QTextCharFormat:  # noqa: FBT001 (part of the key: the colour differs)
+def _format(tone: str, dark: bool) -> QTextCharFormat:  # noqa: FBT001 (part of the key: the colour differs)
     del dark
     form = QTextCharFormat()
-    form.setForeground(look().color(token))
-    if token == "comment":
+    form.setForeground(look().color(tone))
+    if tone == "comment":
         form.setFontItalic(True)
-    if token == "keyword":
+    if tone == "keyword":
         form.setFontWeight(QFont.Weight.Medium)
     return form
 
 
 def _range(start: int, length: int, form: QTextCharFormat) -> QTextLayout.FormatRange:
-    made = QTextLayout.FormatRange()
-    made.start, made.length, made.format = start, length, form  # type: ignore[misc]
-    return made
+    made: Any = QTextLayout.FormatRange()  # its attributes are missing from Qt's type information
+    made.start, made.length, made.format = start, length, form
+    ranged: QTextLayout.FormatRange = made
+    return ranged

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import shiboken6
 from PySide6.QtCore import QByteArray, QRectF, QSize, Qt
-from PySide6.QtGui import QIcon, QPainter, QPixmap
+from PySide6.QtGui import QGuiApplication, QIcon, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QAbstractButton
 
@@ -28,9 +28,9 @@ def _renderer(name: str, color: str) -> QSvgRenderer:
     return QSvgRenderer(QByteArray(_source(name).replace("currentColor", color).encode()))
 
 
-def paint_icon(painter: QPainter, name: str, rect: QRectF, token: str) -> None:
+def paint_icon(painter: QPainter, name: str, rect: QRectF, tone: str) -> None:
     """Paint one icon in a colour of the theme."""
-    _renderer(name, getattr(look().theme, token)).render(painter, rect)
+    _renderer(name, getattr(look().theme, tone)).render(painter, rect)
 
 
 @cache
@@ -44,29 +44,29 @@ def _pixmap(name: str, color: str, size: int, ratio: float) -> QPixmap:
     return pixmap
 
 
-def icon(name: str, token: str = "muted", size: int = 20) -> QIcon:
-    """An icon at rest in `token`'s colour, faint when disabled, for screens up to 300 %."""
+def icon(name: str, tone: str = "muted", size: int = 20) -> QIcon:
+    """An icon at rest in `tone`'s colour, faint when disabled, sharp on every screen there is."""
     theme = look().theme
     made = QIcon()
-    for ratio in (1.0, 1.5, 2.0, 3.0):
-        made.addPixmap(_pixmap(name, getattr(theme, token), size, ratio), QIcon.Mode.Normal, QIcon.State.Off)
+    for ratio in sorted({1.0, *(screen.devicePixelRatio() for screen in QGuiApplication.screens())}):
+        made.addPixmap(_pixmap(name, getattr(theme, tone), size, ratio), QIcon.Mode.Normal, QIcon.State.Off)
         made.addPixmap(_pixmap(name, theme.accent, size, ratio), QIcon.Mode.Normal, QIcon.State.On)
         made.addPixmap(_pixmap(name, theme.pressed, size, ratio), QIcon.Mode.Disabled, QIcon.State.Off)
     return made
 
 
-def set_icon(button: QAbstractButton, name: str, token: str = "muted", size: int = 20) -> None:
+def set_icon(button: QAbstractButton, name: str, tone: str = "muted", size: int = 20) -> None:
     """Give a button an icon that follows the theme."""
-    _bound[button] = (name, token)
+    _bound[button] = (name, tone)
     button.setIconSize(QSize(size, size))
-    button.setIcon(icon(name, token, size))
+    button.setIcon(icon(name, tone, size))
 
 
 def refresh_icons() -> None:
     """Paint every button's icon anew: the theme has changed."""
-    for button, (name, token) in list(_bound.items()):
+    for button, (name, tone) in list(_bound.items()):
         if shiboken6.isValid(button):
-            button.setIcon(icon(name, token, button.iconSize().width()))
+            button.setIcon(icon(name, tone, button.iconSize().width()))
 
 
 @cache

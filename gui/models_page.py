@@ -38,7 +38,7 @@ from gui.words import count_words, duration_words, parameter_words, size_words
 if TYPE_CHECKING:
     from engine import api
 
-__all__ = ["ModelsPage"]
+__all__ = ["DropZone", "ModelsPage", "reveal_path"]
 
 _WIDTH = 820
 _SMALL_CONTEXT = 4096
@@ -114,7 +114,7 @@ class ModelsPage(QScrollArea):
     def refuse(self, drop: Drop) -> None:
         """Say why a drop was not taken."""
         self.drop_zone.show_words(
-            drop.refusal, tr("Drop a model's folder here, or click to choose one."), token="danger"
+            drop.refusal, tr("Drop a model's folder here, or click to choose one."), tone="danger"
         )
 
     def _apply(self, event: object) -> None:
@@ -124,7 +124,7 @@ class ModelsPage(QScrollArea):
                 if event.report is None:
                     self._dismiss()
                     self.drop_zone.show_words(
-                        event.sentence, tr("Drop another folder, or click to choose one."), token="danger"
+                        event.sentence, tr("Drop another folder, or click to choose one."), tone="danger"
                     )
                 else:
                     self._report = event.report
@@ -171,8 +171,7 @@ class ModelsPage(QScrollArea):
         self._card.addWidget(card)
 
     def _current_card(self) -> QWidget | None:
-        item = self._card.itemAt(0)
-        return item.widget() if item is not None else None
+        return self._card.itemAt(0).widget() if self._card.count() else None
 
     def _clear_card(self) -> None:
         _empty(self._card)
@@ -190,8 +189,7 @@ class ModelsPage(QScrollArea):
 
     def _show_use(self) -> None:
         for index in range(self._library.count()):
-            item = self._library.itemAt(index)
-            row = item.widget() if item is not None else None
+            row = self._library.itemAt(index).widget()
             if isinstance(row, _LibraryRow):
                 row.show_use(in_use=row.entry.path == self._session.state.path and self._session.state.kind == "ready")
 
@@ -219,7 +217,7 @@ class DropZone(QAbstractButton):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self._hot = False
-        self._token = "text"
+        self._tone = "text"
         self._detail = ""
         self.show_idle()
 
@@ -230,10 +228,10 @@ class DropZone(QAbstractButton):
             tr("A folder from Hugging Face or ModelScope, a GGUF file or a .nook file. Click to choose one."),
         )
 
-    def show_words(self, text: str, detail: str, token: str = "text") -> None:
+    def show_words(self, text: str, detail: str, tone: str = "text") -> None:
         """Say something else."""
         self.setText(text)
-        self._detail, self._token = detail, token
+        self._detail, self._tone = detail, tone
         self.setAccessibleName(text)
         self.setAccessibleDescription(detail)
         self.update()
@@ -264,7 +262,7 @@ class DropZone(QAbstractButton):
         words = QRectF(24, top + size + 12, self.width() - 48, look().px(16) * 3)
         flags = Qt.AlignmentFlag.AlignHCenter | Qt.AlignmentFlag.AlignTop | Qt.TextFlag.TextWordWrap
         painter.setFont(look().font(16, bold=True))
-        painter.setPen(look().color(self._token))
+        painter.setPen(look().color(self._tone))
         used = painter.boundingRect(words, int(flags), self.text())
         painter.drawText(words, int(flags), self.text())
         painter.setFont(look().font(13))
@@ -627,8 +625,7 @@ def _size_of(path: Path) -> int:
 
 
 def _empty(layout: QVBoxLayout) -> None:
-    while (item := layout.takeAt(0)) is not None:
-        widget = item.widget()
-        if widget is not None:
-            widget.hide()
-            widget.deleteLater()
+    while layout.count():
+        widget = layout.takeAt(0).widget()
+        widget.hide()
+        widget.deleteLater()

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from engine.errors import InglenookError
 from engine.settings import EngineSettings, Sampling, checked
+from gui.timing import timer
 
 __all__ = ["Preferences", "PreferencesFile"]
 
@@ -62,7 +63,7 @@ class Preferences(BaseModel):
         bool,
         Field(
             title="Send with Enter",
-            description="Enter sends and Shift+Enter starts a new line; off: Enter starts a new line and Ctrl+Enter sends.",
+            description="Enter sends, Shift+Enter starts a new line; off: Enter starts a new line, Ctrl+Enter sends.",
         ),
     ] = True
     streaming: Annotated[
@@ -92,7 +93,7 @@ class PreferencesFile(QObject):
         self.path = path
         self.notice = ""
         self.values = self._read()
-        self._later = QTimer(self, singleShot=True, interval=300, timeout=self.save)
+        self._later = timer(self, 300, self.save, once=True)
 
     def change(self, **values: Any) -> None:
         """Change some preferences, keep them, tell everybody."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from engine.settings import Sampling
 from gui.bridge import Answering, Bridge, Counted, EngineReady, Library, ModelEntry, WorkFailed
@@ -21,6 +21,7 @@ from gui.chat import Activity, ChatModel, Turn, advance
 from gui.i18n import tr
 from gui.preferences import PreferencesFile
 from gui.store import Conversation, Message, Store, new_id
+from gui.timing import timer
 
 if TYPE_CHECKING:
     from engine import api
@@ -83,7 +84,7 @@ class Session(QObject):
         self.speed_tps = 0.0
         self.first_s = 0.0
         self.used_tokens = 0
-        self._keep = QTimer(self, interval=_KEEP_MS, timeout=self._keep_pieces)
+        self._keep = timer(self, _KEEP_MS, self._keep_pieces)
         bridge.event.connect(self.apply)
         preferences.changed.connect(lambda _before: self._show_running())
 
@@ -281,7 +282,7 @@ class Session(QObject):
                 running.kept = len(text)
 
     def _shown(self, turn: Turn) -> Turn:
-        """With streaming switched off, text is shown when it is complete. (It is stored all the same.)"""
+        """With streaming switched off, text is shown when it is complete, and stored as ever."""
         if turn.growing and not self.preferences.values.streaming:
             return replace(turn, message=replace(turn.message, content=""))
         return turn

@@ -15,7 +15,7 @@ from gui.preferences import Preferences
 from gui.session import Session
 from gui.theme import look
 
-__all__ = ["SettingsPage"]
+__all__ = ["ENGINE", "GENERAL", "SettingsPage"]
 
 GENERAL = ("language", "theme", "text_size", "send_on_enter")
 ENGINE = ("threads", "context", "kv", "load")

@@ -388,28 +388,19 @@ def _opened(path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:
     """A connection for the writer thread and one for reading, on a checked and current file."""
     writer = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     try:
-        version = writer.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA:
-            raise StoreError(
-                f"{path} was written by a newer version of Inglenook (its format is {version}, this one knows {SCHEMA});"
-                " install the newer version to see these conversations."
-            )
+        fresh = _is_fresh(writer, path)
         # In memory mode and on some network shares there is no WAL; the rollback journal is as safe.
         writer.execute("PRAGMA journal_mode = WAL")
         writer.execute("PRAGMA synchronous = FULL")  # a message that is said to be kept survives a power cut
         writer.execute("PRAGMA foreign_keys = ON")
-        if version == 0:
-            if writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise StoreError(f"{path} is a database of another program; move it away.")
+        if fresh:
             with _transaction(writer):
                 for statement in _TABLES.split(";\n"):
                     writer.execute(statement)
                 writer.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 writer.execute(f"PRAGMA user_version = {SCHEMA}")
         else:
-            found = writer.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if found != "ok":
-                raise _DamagedError(found)
+            _check(writer)
         _recover(writer)
         if str(path) == MEMORY:
             return writer, writer
@@ -419,6 +410,25 @@ def _opened(path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:
         writer.close()
         raise
     return writer, reader
+
+
+def _is_fresh(database: sqlite3.Connection, path: Path) -> bool:
+    """Whether the file is still without tables; refuses one that is not ours to write."""
+    version = database.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA:
+        raise StoreError(
+            f"{path} was written by a newer version of Inglenook (its format is {version}; this one knows {SCHEMA});"
+            " install that version to see these conversations."
+        )
+    if version == 0 and database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise StoreError(f"{path} is a database of another program; move it away.")
+    return bool(version == 0)
+
+
+def _check(database: sqlite3.Connection) -> None:
+    found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        raise _DamagedError(found)
 
 
 def _recover(database: sqlite3.Connection) -> None:
@@ -487,5 +497,5 @@ def _conversation(row: tuple[Any, ...], snippet: str = "") -> Conversation:
 
 
 def _message(row: tuple[Any, ...]) -> Message:
-    *plain, facts = row
-    return Message(*plain, json.loads(facts))
+    identity, conversation, parent, role, content, state, reason, model, facts = row
+    return Message(identity, conversation, parent, role, content, state, reason, model, json.loads(facts))

@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from PySide6.QtCore import QEvent, QModelIndex, QPoint, QPointF, QRect, QRectF, QSize, Qt, QTimer, QUrl, Signal
+from PySide6.QtCore import QEvent, QModelIndex, QPoint, QPointF, QRect, QRectF, QSize, Qt, QUrl, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
     QDesktopServices,
@@ -54,9 +54,10 @@ from gui.i18n import tr
 from gui.icons import paint_icon
 from gui.markdown import Splitter, plain_parts, write_markdown, write_plain
 from gui.theme import code_font, look
+from gui.timing import timer
 from gui.words import activity_words, answer_facts, ending_words
 
-__all__ = ["Transcript"]
+__all__ = ["Cell", "CopyButton", "Transcript"]
 
 _COLUMN = 760  # widest line of text, at 100 %
 _EDGE = 28  # least space beside the column
@@ -388,7 +389,7 @@ class _Status(QWidget):
         self.setObjectName("answerStatus")
         self._words = ""
         self._share: float | None = None
-        self._timer = QTimer(self, interval=60, timeout=self.update)
+        self._timer = timer(self, 60, self.update)
 
     def fill(self, cell: Cell, width: int) -> int:
         """Show an activity."""
@@ -483,8 +484,8 @@ class CopyButton(IconButton):
 
     def __init__(self, parent: QWidget, name: str) -> None:
         super().__init__("copy", name, parent, size=16)
-        self.source = str
-        self._back = QTimer(self, singleShot=True, interval=1400, timeout=lambda: self.show_icon("copy", "faint"))
+        self.source: Callable[[], str] = str
+        self._back = timer(self, 1400, lambda: self.show_icon("copy", "faint"), once=True)
         self.show_icon("copy", "faint")
         self.setFixedSize(28, 28)
         self.clicked.connect(self._do)
@@ -519,7 +520,7 @@ class Transcript(QAbstractScrollArea):
         self._live: dict[tuple[int, int], _CellWidget] = {}
         self._pool: dict[Kind, list[_CellWidget]] = {}
         self._dirty: set[int] = set()
-        self._flush = QTimer(self, singleShot=True, interval=_FLUSH_MS, timeout=self._flush_dirty)
+        self._flush = timer(self, _FLUSH_MS, self._flush_dirty, once=True)
         self._origin: tuple[tuple[int, int], int] | None = None
         self._selection: tuple[tuple[int, int], int, tuple[int, int], int] | None = None
 

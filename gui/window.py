@@ -153,8 +153,7 @@ class Window(QMainWindow):
     def say(self, sentence: str, kind: str) -> None:
         """Show a sentence across the window until it is closed; the same one only once."""
         for index in range(self._banners.count()):
-            item = self._banners.itemAt(index)
-            known = item.widget() if item is not None else None
+            known = self._banners.itemAt(index).widget()
             if isinstance(known, Banner) and known.text.text() == sentence:
                 return
         banner = Banner(sentence, cast("Literal['note', 'warning', 'problem']", kind))

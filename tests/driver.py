@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gui.app import Folders, create_application, create_window, finish
-from gui.preferences import PreferencesFile
-from gui.transcript import Transcript
 from PySide6.QtCore import QMimeData, QObject, QPoint, QPointF, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QPlainTextEdit, QWidget
 
+from gui.app import Folders, create_application, create_window, finish
+from gui.preferences import PreferencesFile
+from gui.transcript import Transcript
 from tests.scripted import ScriptedApi
 
 __all__ = ["Driver"]
@@ -142,4 +142,3 @@ class Driver:
         self.window.deleteLater()
         self.qtbot.wait(1)
         return seconds
-

@@ -12,16 +12,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gui.app import Folders, create_application, create_window, finish
-from gui.preferences import PreferencesFile
-from gui.window import Window
-from PySide6.QtCore import QEventLoop, QMimeData, QPoint, QPointF, Qt, QTimer, QUrl
+from PySide6.QtCore import QEventLoop, QMimeData, QPoint, Qt, QTimer, QUrl
 from PySide6.QtGui import QDragEnterEvent
 from PySide6.QtWidgets import QApplication
 
+from gui.app import Folders, create_application, create_window, finish
+from gui.preferences import PreferencesFile
+from gui.window import Window
 from tests.scripted import ScriptedApi, api, report
 
-ANSWER = '''Two words share a prefix as far as their letters agree, so it is enough to compare the **smallest** and the **largest** word of the list:
+ANSWER = '''Two words share a prefix as far as their letters agree, so it is enough \
+to compare the **smallest** and the **largest** word of the list:
 
 ```python
 def longest_common_prefix(words: list[str]) -> str:
@@ -219,7 +220,10 @@ def stopped(studio: Studio) -> None:
 def failed(studio: Studio) -> None:
     studio.fill()
     studio.show()
-    studio.script.failure = "The answer needs 5,210 tokens, but the context holds 4,096; start a new chat or load the model with a longer context."
+    studio.script.failure = (
+        "The answer needs 5,210 tokens, but the context holds 4,096; start a new chat or load the model with a longer"
+        " context."
+    )
     studio.ask("Tell me about chimneys.", "A chimney is a long story. " * 4)
     wait(300)
 
@@ -268,7 +272,10 @@ def model_report(studio: Studio) -> None:
 
 
 def model_problem(studio: Studio) -> None:
-    sentence = "model-00002-of-00003.safetensors is missing; model.safetensors.index.json names it for 96 tensors. Download it again."
+    sentence = (
+        "model-00002-of-00003.safetensors is missing; model.safetensors.index.json names it for 96 tensors."
+        " Download it again."
+    )
     studio.script.reports = lambda path: report(path, problems=(api.Problem(True, sentence),))
     models(studio)
     studio.window.models_page.open_model(Path(studio.temporary.name))
@@ -349,7 +356,7 @@ def main() -> None:
         studio = Studio(**preferences)
         scene(studio)
         studio.window.grab().save(str(folder / f"{name}.png"))
-        print(name, flush=True)
+        print(name, flush=True)  # noqa: T201 (tells how far it is)
         studio.close()
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from gui.composer import Composer
 from PySide6.QtCore import QEvent, Qt
 from PySide6.QtGui import QFocusEvent, QInputMethodEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
+
+from gui.composer import Composer
 
 RETURN, CONTROL, SHIFT = Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
 

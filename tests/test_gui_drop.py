@@ -6,8 +6,9 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from gui.drop import read_drop
 from PySide6.QtCore import QMimeData, QUrl
+
+from gui.drop import read_drop
 
 NAMES = [
     "a b",
@@ -44,7 +45,9 @@ def test_an_encoded_address_is_decoded_once(tmp_path):
     assert read_drop(urls(encoded)).model == folder
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.model"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.model"]
+)
 def test_a_file_of_a_model_means_its_folder(tmp_path, name):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / name).touch()
@@ -77,7 +80,9 @@ def test_two_models_are_refused(tmp_path):
     assert "one model at a time" in drop.refusal
 
 
-@pytest.mark.parametrize("address", ["http://x/y", "https://huggingface.co/a/b", "ftp://x/y", "smb://host/share", "data:,x"])
+@pytest.mark.parametrize(
+    "address", ["http://x/y", "https://huggingface.co/a/b", "ftp://x/y", "smb://host/share", "data:,x"]
+)
 def test_remote_addresses_are_refused(address):
     drop = read_drop(urls(address))
     assert drop.model is None

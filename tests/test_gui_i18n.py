@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from engine.settings import EngineSettings, Sampling
 from gui import chat_page, i18n, settings_page
 from gui.preferences import Preferences

@@ -6,12 +6,13 @@ import socket
 import time
 
 import pytest
-from gui.highlight import Highlighter, language_name
-from gui.markdown import Part, Splitter, plain_parts, write_markdown, write_plain
 from hypothesis import given
 from hypothesis import strategies as st
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QTextDocument, QTextFormat, QTextList
+
+from gui.highlight import Highlighter, language_name
+from gui.markdown import Part, Splitter, plain_parts, write_markdown, write_plain
 
 pytestmark = pytest.mark.usefixtures("qapp")
 
@@ -70,8 +71,8 @@ def _shown(part):
 
 @pytest.mark.parametrize(
     "text",
-    ["<smirk> hi", "a<b and c>d; vector<int> x;", "<table><tr><td>", "</div>", "<!-- x -->", "<style>*{display:none}</style>",
-     "<b>bold</b> <img src=x>", "<script>alert(1)</script>", "<a href='x'>y</a>"],
+    ["<smirk> hi", "a<b and c>d; vector<int> x;", "<table><tr><td>", "</div>", "<!-- x -->",
+     "<style>*{display:none}</style>", "<b>bold</b> <img src=x>", "<script>alert(1)</script>", "<a href='x'>y</a>"],
 )  # fmt: skip
 def test_tags_are_shown_as_they_were_written(text):
     assert shown(text) == text
@@ -94,7 +95,7 @@ class Watched(QTextDocument):
         super().__init__()
         self.asked = []
 
-    def loadResource(self, kind, url):
+    def loadResource(self, kind, url):  # noqa: N802 (Qt's name)
         self.asked.append(url)
         return super().loadResource(kind, url)
 
@@ -154,7 +155,10 @@ def test_emphasis_code_and_links():
 
 
 def test_lists_quotes_and_tables():
-    source = "3. three\n4. four\n   - inner\n\n   more of four\n5. five\n\n> quoted\n> > twice\n\n| a | b |\n|:--|--:|\n| 1 | 2 |\n\nend"
+    source = (
+        "3. three\n4. four\n   - inner\n\n   more of four\n5. five\n\n> quoted\n> > twice\n\n"
+        "| a | b |\n|:--|--:|\n| 1 | 2 |\n\nend"
+    )
     document = QTextDocument()
     write_markdown(document, source)
     blocks = {}

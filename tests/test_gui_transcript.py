@@ -6,14 +6,15 @@ import time
 from dataclasses import replace
 
 import pytest
-from gui.app import create_application
-from gui.chat import Activity, ChatModel, Turn
-from gui.store import Message
-from gui.transcript import Transcript, _CodeText, _Prose
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QMouseEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLabel, QToolButton
+
+from gui.app import create_application
+from gui.chat import Activity, ChatModel, Turn
+from gui.store import Message
+from gui.transcript import Transcript, _CodeText, _Prose
 
 LONG = "A paragraph with **some** words and `code` in it, long enough to wrap once or twice in the column.\n\n" * 8
 
@@ -24,7 +25,10 @@ def turn(number, role="assistant", content=LONG, state="done", **more):
 
 
 def chat(count):
-    return [turn(number, "assistant" if number % 2 else "user", LONG if number % 2 else "A question?") for number in range(count)]
+    return [
+        turn(number, "assistant" if number % 2 else "user", LONG if number % 2 else "A question?")
+        for number in range(count)
+    ]
 
 
 @pytest.fixture
@@ -191,7 +195,11 @@ def test_copying_gives_the_source(view, qtbot):
     clipboard = QGuiApplication.clipboard()
 
     def press(name):
-        made = next(made for made in view.findChildren(QToolButton) if made.accessibleName() == name and made.parent().isVisible())
+        made = next(
+            made
+            for made in view.findChildren(QToolButton)
+            if made.accessibleName() == name and made.parent().isVisible()
+        )
         made.click()
         return clipboard.text()
 
@@ -224,11 +232,15 @@ def drag(view, first, start, last, end):
 
 
 def ordered(view):
-    return [editor for _key, editor in sorted((view._key_of(made), made) for made in editors(view) if view._key_of(made))]
+    return [
+        editor for _key, editor in sorted((view._key_of(made), made) for made in editors(view) if view._key_of(made))
+    ]
 
 
 def test_text_is_selected_across_cells_and_messages(view):
-    view.model.show([turn("q", "user", "question here"), turn("a", content="answer *one*\n\n```\ncode\n```\n\nlast words")])
+    view.model.show(
+        [turn("q", "user", "question here"), turn("a", content="answer *one*\n\n```\ncode\n```\n\nlast words")]
+    )
     question, prose, code, last = ordered(view)
     drag(view, question, 9, last, 4)
     assert view.selected_text() == "here\n\nanswer one\n\ncode\n\nlast"
@@ -265,11 +277,15 @@ def test_how_an_answer_ended_is_said(view, qtbot):
         assert len(said) == 1
         assert words in said[0]
     view.model.show([turn("q", "user", "go"), turn("a", notices=("The prompt was long.",))])
-    assert [made.text() for made in view.findChildren(QLabel, "answerEnding") if made.isVisible()] == ["The prompt was long."]
+    assert [made.text() for made in view.findChildren(QLabel, "answerEnding") if made.isVisible()] == [
+        "The prompt was long."
+    ]
 
 
 def test_prefill_is_seen_to_move(view):
-    view.model.show([turn("q", "user", "go"), turn("g", content="", state="growing", activity=Activity("prefill", 512, 2048, 9.0))])
+    view.model.show(
+        [turn("q", "user", "go"), turn("g", content="", state="growing", activity=Activity("prefill", 512, 2048, 9.0))]
+    )
     status = view.findChild(object, "answerStatus")
     assert status.accessibleName() == "Reading 512 of 2,048 tokens · about 9 s left"
     view.model.put(turn("g", content="", state="growing", activity=Activity("prefill", 1024, 2048, 6.0)))

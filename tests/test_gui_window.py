@@ -7,16 +7,27 @@ import threading
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import QMimeData, QPoint, Qt
+from PySide6.QtGui import QAccessible, QDragEnterEvent, QInputMethodEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QApplication,
+    QCheckBox,
+    QComboBox,
+    QDoubleSpinBox,
+    QLabel,
+    QLineEdit,
+    QSlider,
+    QSpinBox,
+    QWidget,
+)
+
 from engine import api
 from engine.settings import Sampling
 from gui.bridge import WorkFailed
 from gui.preferences import PreferencesFile
 from gui.store import Message, Store
-from PySide6.QtCore import QMimeData, QPoint, Qt
-from PySide6.QtGui import QAccessible, QDragEnterEvent, QInputMethodEvent
-from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QAbstractButton, QApplication, QCheckBox, QComboBox, QDoubleSpinBox, QLabel, QLineEdit, QSlider, QSpinBox, QWidget
-
 from tests.scripted import ScriptedApi, report
 
 
@@ -167,7 +178,9 @@ def test_questions_without_answers_are_asked_together(open_window):
     driver.ask("one")
     driver.script.tokens = ["fine"]
     driver.ask("two")
-    assert [(message.role, message.content) for message in driver.script.requests[-1].prompt] == [("user", "one\n\ntwo")]
+    assert [(message.role, message.content) for message in driver.script.requests[-1].prompt] == [
+        ("user", "one\n\ntwo")
+    ]
 
 
 def test_answers_go_on_in_the_background(open_window):
@@ -276,7 +289,9 @@ def test_a_click_opens_a_conversation(open_window):
     driver = open_window()
     fill(driver)
     view = driver.find("chatList")
-    driver.qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=view.visualRect(view.model().index(1)).center())
+    driver.qtbot.mouseClick(
+        view.viewport(), Qt.MouseButton.LeftButton, pos=view.visualRect(view.model().index(1)).center()
+    )
     assert contents(driver) == [("user", "a question about chimneys")]
 
 
@@ -392,7 +407,12 @@ def test_sliders_and_numbers_move_together(open_window):
 def test_every_control_shows_the_range_of_its_setting(open_window):
     driver = open_window()
     schema = Sampling.model_json_schema()["properties"]
-    for name, setting in (("temperature", "temperature"), ("topK", "top_k"), ("maxTokens", "max_tokens"), ("seed", "seed")):
+    for name, setting in (
+        ("temperature", "temperature"),
+        ("topK", "top_k"),
+        ("maxTokens", "max_tokens"),
+        ("seed", "seed"),
+    ):
         box = driver.find(name)
         assert box.minimum() == schema[setting]["minimum"]
         assert box.maximum() == min(schema[setting]["maximum"], 2**31 - 1)
@@ -496,7 +516,7 @@ def test_an_engine_that_cannot_start_is_said(open_window):
         raise OSError("no libgomp")
 
     driver.session.bridge._factory = broken
-    driver.until(lambda: driver.banners())
+    driver.until(driver.banners)
     assert "no libgomp" in driver.banners()[0]
 
 
@@ -614,7 +634,9 @@ def test_the_drop_sign_comes_and_goes(open_window):
     driver = open_window()
     mime = QMimeData()
     mime.setText("x")
-    event = QDragEnterEvent(QPoint(9, 9), Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
+    event = QDragEnterEvent(
+        QPoint(9, 9), Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+    )
     QApplication.sendEvent(driver.window, event)
     assert event.isAccepted()
     assert driver.window._sign.isVisible()
@@ -656,12 +678,18 @@ def test_every_control_has_a_name(open_window):
         for widget in driver.window.findChildren(QWidget):
             if not widget.isVisible() or widget.focusPolicy() == Qt.FocusPolicy.NoFocus:
                 continue
-            if widget.objectName().startswith("qt_") or widget.metaObject().className() in {"QScrollArea", "QStackedWidget"}:
+            if widget.objectName().startswith("qt_") or widget.metaObject().className() in {
+                "QScrollArea",
+                "QStackedWidget",
+            }:
                 continue
             interface = QAccessible.queryAccessibleInterface(widget)
             name = interface.text(QAccessible.Text.Name) if interface is not None else ""
-            assert name or widget.accessibleName() or isinstance(widget, QWidget) and widget.inherits("QScrollArea"), (
-                page, widget, widget.objectName())  # fmt: skip
+            assert name or widget.accessibleName() or widget.inherits("QScrollArea"), (
+                page,
+                widget,
+                widget.objectName(),
+            )
 
 
 def test_the_language_changes_at_once_and_stays(open_window):
