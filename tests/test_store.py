@@ -370,7 +370,7 @@ def stopped(folder, out, conversion=Conversion(), *, steps=12):
 
 def test_a_partial_file_is_believed_only_as_far_as_its_bytes_bear_it_out(folder, original, tmp_path):
     out = tmp_path / "out.nook"
-    partial, journal = stopped(folder, out)
+    partial, journal = stopped(folder, out, steps=17)
     manifest = NookFile.open(original).manifest
     data = bytearray(partial.read_bytes())
     data[manifest.tensors[0].offset + 5] ^= 1

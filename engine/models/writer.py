@@ -208,8 +208,8 @@ class NookWriter:
 
     def _begin(self, files: Mapping[str, bytes], *, resume: bool) -> TextIO:
         """Bring the partial file to its full length, and start its journal."""
-        if not self._claimed:
-            self._file.truncate(0)
+        # Tensors are finished in order: whatever lies behind the last one becomes zero again.
+        self._file.truncate(max((tensor.offset + tensor.bytes for tensor in self._claimed), default=0))
         self._file.truncate(self.file_bytes)
         for stored in self.manifest.files:
             self._write(stored.offset, files[stored.name])
