@@ -102,9 +102,9 @@ def test_company_caches_and_streaming(toy_kind: tuple[Path, str], expected: Any,
 
 @pytest.mark.usefixtures("compiled_kernels")
 def test_pauses(toy_kind: tuple[Path, str], expected: Any) -> None:
-    """A pool of six pages holds one and a half such conversations."""
+    """Seven pages hold the prompts of two such conversations, but not their answers."""
     with opened(*toy_kind, threads=2) as model:
-        taken = [model.pages.take() for _ in range(model.pages.count - 6)]
+        taken = [model.pages.take() for _ in range(model.pages.count - 7)]
         loop = Loop(model)
         ears = [Ear() for _ in range(3)]
         for number, ear in enumerate(ears):
