@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import os
 import platform
+import queue
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from engine.errors import InternalError
 
@@ -32,6 +35,9 @@ TARGETS: Final[dict[str, tuple[str, str]]] = {
 """LLVM's CPU name and extra features of each tier on x86-64; elsewhere the one tier is `generic` for any CPU."""
 
 
+_BEAT_S: Final = 0.1
+
+
 def _target(tier: str) -> tuple[str, str]:
     if platform.machine().lower() in ("x86_64", "amd64"):
         return TARGETS[tier]
@@ -39,32 +45,63 @@ def _target(tier: str) -> tuple[str, str]:
 
 
 def compile_tier(tier: str, out: Path) -> Iterator[str]:
-    """Compile in a child process, yielding its lines of progress ("done/total name"); writes `out` last.
+    """Compile in a child process; writes `out` last.
+
+    Yields its lines of progress ("done/total name"), each again and again
+    until the next one comes: every yield is a place to stop, and closing the
+    generator ends the child.
 
     Raises:
         InternalError: the compiler failed; its last words are in the message
     """
     cpu, features = _target(tier)
     # NUMBA_OPT=0: the code is optimised once, as a whole, in `_write`; doing it twice doubles the wait.
-    environment = dict(
-        os.environ, INGLENOOK_TIER=tier, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features, NUMBA_OPT="0"
-    )
+    environment = dict(os.environ, INGLENOOK_TIER=tier, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features, NUMBA_OPT="0")
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "engine.core.build", tier, str(out)]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    ) as child:
-        assert child.stdout is not None and child.stderr is not None
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints,
+        subprocess.Popen(  # noqa: S603 - this very module
+            command, env=environment, stdout=subprocess.PIPE, stderr=complaints, text=True, encoding="utf-8"
+        ) as child,
+    ):
         try:
-            yield from (line.strip() for line in child.stdout)
-            trouble = child.stderr.read()
-        except GeneratorExit:
-            child.kill()
-            raise
+            yield from _repeated(child)
+        finally:
+            child.kill()  # of no effect on one that has ended
+        child.wait()
+        complaints.seek(0)
+        trouble = complaints.read()
     if child.returncode != 0:
         last = trouble.strip().splitlines()[-1:] or ["no message"]
         message = f"the kernels for {tier} could not be compiled (exit code {child.returncode}): {last[0]}"
         raise InternalError(message)
+
+
+def _repeated(child: subprocess.Popen[str]) -> Iterator[str]:
+    """The lines a process writes until it ends, the latest one again whenever none has come for a while."""
+    assert child.stdout is not None
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    reader = threading.Thread(target=_forward, args=(child.stdout, lines), name="compiler-output", daemon=True)
+    reader.start()
+    latest = ""
+    while True:
+        try:
+            line = lines.get(timeout=_BEAT_S)
+        except queue.Empty:
+            line = latest
+        if line is None:
+            break
+        latest = line
+        yield latest
+    reader.join()
+    child.wait()
+
+
+def _forward(source: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
+    for line in source:
+        lines.put(line.strip())
+    lines.put(None)
 
 
 def _module_of(function: Any, name: str, arguments: int) -> Any:
