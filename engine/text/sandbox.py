@@ -12,7 +12,7 @@ import json
 import operator
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from datetime import datetime
 from functools import wraps
 from typing import Any
@@ -31,8 +31,11 @@ from engine.text.provenance import Text, joined, spans_of
 
 __all__ = ["ExhaustedError", "RaisedError", "Sandbox"]
 
-# Rendering a thousand messages takes some tenths of a second.
-MOST_CPU_S = 2.0
+# Seconds of the processor's time, and of waiting for it while other programs run. Some templates look back over all
+# messages at each one: a thousand take two seconds then.
+_MOST_CPU_S = 1.0
+_MOST_CPU_PER_MESSAGE_S = 0.006
+_MOST_WAIT = 3
 # Characters of one string, and of all strings made in one rendering, besides what the conversation itself holds.
 _MOST_CHARACTERS = 1 << 20
 _MOST_WORK = 1 << 26
@@ -92,15 +95,20 @@ class ExhaustedError(Exception):
 class _Budget:
     """What one rendering may still spend."""
 
-    def __init__(self, characters: int = 0) -> None:
-        """`characters`: how much text goes in."""
-        self._until_s = time.thread_time() + MOST_CPU_S
+    def __init__(self, characters: int = 0, messages: int = 0) -> None:
+        """`characters` in `messages` go in. Templates that put the prompt together in a variable write it that often."""
         self._longest = _MOST_CHARACTERS + 8 * characters
-        self._work = _MOST_WORK + 64 * characters
+        self._work = _MOST_WORK + (64 + messages) * characters
+        self._cpu_s = _MOST_CPU_S + _MOST_CPU_PER_MESSAGE_S * messages
+        self._cpu_began_s = time.thread_time()
+        self._began_s = time.monotonic()
 
     def check(self) -> None:
-        if time.thread_time() > self._until_s:
-            raise ExhaustedError(f"it takes more than {MOST_CPU_S:.0f} seconds")
+        """To be called in every step."""
+        cpu_s = time.thread_time() - self._cpu_began_s
+        wait_s = time.monotonic() - self._began_s
+        if cpu_s > self._cpu_s or (4 * cpu_s > self._cpu_s and wait_s > _MOST_WAIT * self._cpu_s):
+            raise ExhaustedError("it runs longer than any prompt needs")
 
     def spend(self, characters: int) -> None:
         """Before, or after, a string of that length is made."""
@@ -113,7 +121,7 @@ class _Budget:
         """Characters that a value would take when written out, roughly; refuses beyond the longest allowed."""
         total = 0
         for item in _walk(value):
-            total += len(item) if isinstance(item, str) else 1
+            total += 1 + (len(item) if isinstance(item, (str, bytes)) else 0)
             if total > self._longest:
                 raise ExhaustedError("it makes more text than any prompt needs")
         return total
@@ -172,7 +180,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         for name, function in list(self.filters.items()):
             self.filters[name] = self._guarded(name, function)
-        self.globals |= {"raise_exception": _raise_exception, "strftime_now": self._strftime_now}
+        self.globals |= {"raise_exception": self._raise_exception, "strftime_now": self._strftime_now}
 
     def render(self, template: jinja2.Template, variables: Mapping[str, Any], started: datetime) -> Text:
         """The rendered text. Strings in `variables` that people wrote are `Text`; all others count as the template's.
@@ -182,7 +190,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             RaisedError: it refuses, in its own words
             Exception: whatever else goes wrong in it
         """
-        self.budget = _Budget(sum(len(item) for item in _walk(variables) if isinstance(item, str)))
+        characters = sum(len(item) for item in _walk(variables) if isinstance(item, str))
+        self.budget = _Budget(characters, len(variables["messages"]))
         self.started = started
         return self.chain(template.root_render_func(template.new_context(dict(variables))))
 
@@ -359,6 +368,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.budget.spend(self.budget.size(value) * (1 + width))
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
+    def _raise_exception(self, message: Any = "") -> None:
+        raise RaisedError(self.text(message))
+
     def _strftime_now(self, pattern: str) -> str:
         if len(pattern) > 1000:
             raise ExhaustedError("it asks for a date longer than any prompt needs")
@@ -403,28 +415,24 @@ def _marked(result: str, origin: Any) -> str:
     return Text(result, ()) if isinstance(result, Text) else result
 
 
-def _raise_exception(message: Any) -> None:
-    raise RaisedError(str(message))
-
-
 def _has_content(value: Any) -> bool:
-    """Whether any string in `value` holds content; a namespace, which hides what it holds, counts as if."""
+    """Whether any string in `value` holds content."""
     for count, item in enumerate(_walk(value)):
-        if spans_of(item) if isinstance(item, str) else isinstance(item, jinja2.utils.Namespace):
-            return True
-        if count > _MOST_ITEMS:
+        if count > _MOST_ITEMS or (isinstance(item, str) and spans_of(item)):
             return True
     return False
 
 
 def _walk(value: Any) -> Iterator[Any]:
-    """A value and everything in its lists and mappings."""
+    """A value and everything in the containers that a template can make or be given."""
     pending = [value]
     while pending:
         item = pending.pop()
         yield item
+        if isinstance(item, jinja2.utils.Namespace):
+            item = item._Namespace__attrs  # noqa: SLF001 - the only way in
         if isinstance(item, Mapping):
             pending += item.keys()
             pending += item.values()
-        elif isinstance(item, (list, tuple, set, frozenset)):
+        elif isinstance(item, (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)):
             pending += item
