@@ -96,9 +96,12 @@ class _Budget:
     """What one rendering may still spend."""
 
     def __init__(self, characters: int = 0, messages: int = 0) -> None:
-        """`characters` in `messages` go in. Templates that put the prompt together in a variable write it that often."""
+        """`characters` in `messages` go in.
+
+        Templates that put the prompt together in a variable write it anew several times per message.
+        """
         self._longest = _MOST_CHARACTERS + 8 * characters
-        self._work = _MOST_WORK + (64 + messages) * characters
+        self._work = _MOST_WORK + (64 + 4 * messages) * characters
         self._cpu_s = _MOST_CPU_S + _MOST_CPU_PER_MESSAGE_S * messages
         self._cpu_began_s = time.thread_time()
         self._began_s = time.monotonic()
@@ -112,9 +115,15 @@ class _Budget:
 
     def spend(self, characters: int) -> None:
         """Before, or after, a string of that length is made."""
-        self.check()
         self._work -= characters
-        if characters > self._longest or self._work < 0:
+        if self._work < 0:
+            raise ExhaustedError("it makes more text than any prompt needs")
+        self.fit(characters)
+
+    def fit(self, characters: int) -> None:
+        """While a string grows that has this length by now."""
+        self.check()
+        if characters > self._longest:
             raise ExhaustedError("it makes more text than any prompt needs")
 
     def size(self, value: Any) -> int:
@@ -202,7 +211,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for part in parts:
             texts.append(self.text(part))
             total += len(texts[-1])
-            self.budget.spend(len(texts[-1]))
+            self.budget.fit(total)
         self.budget.spend(total)
         return joined(texts)
 
