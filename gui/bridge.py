@@ -156,6 +156,7 @@ class Bridge(QObject):
         self._lock = threading.Lock()
         self._waiting: deque[object] = deque()
         self._announced = False
+        self._loads = 0
         self._closing = False
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -172,8 +173,18 @@ class Bridge(QObject):
         self._jobs.put(self._begin)
 
     def load(self, path: Path, settings: EngineSettings) -> None:
-        """Load a model; Progress, then Loaded or Failed (request_id None) follow."""
-        self._do(lambda: self._running().load(path, settings, self.post))
+        """Load a model; Progress, then Loaded or Failed (request_id None) follow.
+
+        A load that another one replaces is not heard of again.
+        """
+        self._loads += 1
+        number = self._loads
+
+        def sink(event: object) -> None:
+            if number == self._loads:
+                self.post(event)
+
+        self._do(lambda: self._running().load(path, settings, sink))
 
     def cancel_load(self) -> None:
         """Give up loading."""
@@ -385,7 +396,8 @@ class Bridge(QObject):
         ]
         starter = self._api.starter_path()
         if starter is not None:
-            entries.append(ModelEntry(Path(starter), Path(starter).stem, tr("starter model"), starter=True))
+            name = Path(starter).stem.split(".")[0]  # the rest names its quantisation
+            entries.append(ModelEntry(Path(starter), name, tr("starter model"), starter=True))
         self.post(Library(tuple(entries)))
 
     def _convert(self, state: Conversions, report: api.ModelReport, conversion: Conversion, *, resume: bool) -> None:

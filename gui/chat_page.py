@@ -337,7 +337,9 @@ class ChatPage(QWidget):
         elif state.kind == "none" and session.engine_ready and not session.models:
             self.welcome.show_first_run()
         else:
-            if state.kind == "loading":
+            if state.kind == "loading" and state.stage == "compile":
+                words = tr("At its first start Inglenook prepares code for this processor; that takes a minute or two.")
+            elif state.kind == "loading":
                 words = tr(
                     "{name} is getting ready. You can write already; your message waits for it.", name=state.name
                 )

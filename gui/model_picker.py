@@ -78,6 +78,7 @@ class ModelPicker(QComboBox):
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         rows = QListView(self)
         rows.setMouseTracking(True)
+        rows.setMinimumWidth(look().px(280))
         self.setView(rows)
         self.setItemDelegate(_Row(self))
         self.setMaxVisibleItems(12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ __all__ = ["DropZone", "ModelsPage", "reveal_path"]
 
 _WIDTH = 820
 _SMALL_CONTEXT = 4096
+_MEASURED_SHARE = 0.03  # how much must be done before a forecast is worth saying
 
 
 class ModelsPage(QScrollArea):
@@ -480,6 +482,7 @@ class _ProgressCard(_Card):
         self._stop.setObjectName("cancelConversion")
         self._stop.clicked.connect(self._cancel)
         self._cancel_now = cancel
+        self._begin_s = time.monotonic()
         row.addWidget(self._stop)
         row.addStretch(1)
         self.column.addLayout(row)
@@ -493,15 +496,19 @@ class _ProgressCard(_Card):
         """Show how far it is."""
         if not self._stop.isEnabled():
             return
-        self._bar.setValue(round(1000 * progress.done / progress.total) if progress.total else 0)
+        share = progress.done / progress.total if progress.total else 0.0
+        self._bar.setValue(round(1000 * share))
+        left_s = progress.eta_s
+        if left_s is None and share > _MEASURED_SHARE:
+            left_s = (time.monotonic() - self._begin_s) * (1 - share) / share
         if progress.unit == "bytes" and progress.total:
             words = tr("{done} of {total}", done=size_words(progress.done), total=size_words(progress.total))
         else:
             words = f"{progress.done / progress.total:.0%}" if progress.total else ""
         if progress.stage == "verify":
             words = tr("Checking") + " · " + words
-        if progress.eta_s is not None:
-            words += " · " + tr("about {time} left", time=duration_words(progress.eta_s))
+        if left_s is not None and share < 1:
+            words += " · " + tr("about {time} left", time=duration_words(left_s))
         self._words.setText(words)
 
 

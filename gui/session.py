@@ -384,7 +384,7 @@ class Session(QObject):
 
         match event:
             case api.Loaded(model=model):
-                self.state = ModelState("ready", self.state.path, model.name, model=model)
+                self.state = ModelState("ready", self.state.path or model.path, model.name, model=model)
                 for sentence in model.notices:
                     self.notice.emit(sentence, "note")
                 self._model_settled()

@@ -541,7 +541,7 @@ class Transcript(QAbstractScrollArea):
         model.rowsInserted.connect(self._inserted)
         model.rowsRemoved.connect(self._removed)
         model.dataChanged.connect(self._changed)
-        look().changed.connect(self._reset)
+        look().changed.connect(self._restyle)
         self._reset()
 
     # ---- for the page and for tests
@@ -577,6 +577,20 @@ class Transcript(QAbstractScrollArea):
         self._entries = [_Entry(turn, self._estimate_turn(turn)) for turn in self._model.turns]
         self._dirty.clear()
         self._stick = True
+        self._settle()
+
+    def _restyle(self) -> None:
+        """Other colours or another text size: everything is drawn anew, the place stays."""
+        for key in list(self._live):
+            self._release(key)
+        for widgets in self._pool.values():
+            for widget in widgets:
+                _widget(widget).deleteLater()
+        self._pool.clear()
+        for entry in self._entries:
+            for place in entry.places or ():
+                place.height, place.exact = self._estimate(place.cell), False
+            entry.height = self._height(entry.places) if entry.places else self._estimate_turn(entry.turn)
         self._settle()
 
     def _inserted(self, _parent: QModelIndex, first: int, last: int) -> None:

@@ -131,6 +131,7 @@ class Window(QMainWindow):
             "Ctrl+R": self.session.regenerate,
             "Ctrl+,": lambda: self.show_page("settings"),
             "Ctrl+L": self._pick_model,
+            "Ctrl+B": lambda: self.chat_page.sidebar_toggle.click(),
             "Ctrl+Q": self.close,
         }.items():
             QShortcut(QKeySequence(keys), self).activated.connect(do)

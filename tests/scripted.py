@@ -174,13 +174,14 @@ class ScriptedEngine:
 
     def load(self, path: Path | str, settings: EngineSettings, sink: Callable[[Any], None]) -> None:
         self._script.loads.append((Path(path), settings))
-        self._load_cancelled.clear()
+        self._load_cancelled.set()  # the load before ends as cancelled
+        cancelled = self._load_cancelled = threading.Event()
 
         def job() -> None:
             script = self._script
             for step in range(script.load_steps):
                 sink(api.Progress("load", step * 100 // script.load_steps, 100, "bytes"))
-                if self._load_cancelled.wait(script.step_s) or self.closed:
+                if cancelled.wait(script.step_s) or self.closed:
                     sink(api.Failed(None, "Loading was cancelled.", "Cancelled"))
                     return
             if script.load_failure:

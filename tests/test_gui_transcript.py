@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QToolButton
 from gui.app import create_application
 from gui.chat import Activity, ChatModel, Turn
 from gui.store import Message
+from gui.theme import look
 from gui.transcript import Transcript, _CodeText, _Prose
 
 LONG = "A paragraph with **some** words and `code` in it, long enough to wrap once or twice in the column.\n\n" * 8
@@ -304,6 +305,18 @@ def test_another_width_shows_the_same_place(view):
     assert view._anchor[:2] == before
     view._take_anchor(bar.value())
     assert abs(view._anchor[0] - before[0]) <= 1
+
+
+def test_another_theme_shows_the_same_place(view):
+    view.model.show(chat(100))
+    bar = view.verticalScrollBar()
+    bar.setValue(bar.maximum() // 3)
+    before = view._anchor
+    look().choose("dark", 100)
+    assert view._anchor == before
+    assert view._live
+    look().choose("light", 100)
+    assert view._anchor == before
 
 
 def test_a_million_characters_on_one_line(view, qtbot):

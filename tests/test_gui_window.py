@@ -447,6 +447,20 @@ def test_loading_can_be_cancelled(open_window):
     assert not driver.session.running
 
 
+def test_choosing_another_model_while_one_loads(open_window):
+    driver = open_window(wait=False)
+    driver.script.step_s = 0.5
+    other = driver.script.add_model("Other")
+    driver.until(lambda: driver.session.state.kind == "loading")
+    driver.send("early")
+    driver.until(lambda: len(driver.script.loads) == 1)
+    driver.session.choose_model(other)
+    driver.until(lambda: driver.session.state.kind == "ready")
+    assert driver.session.state.path == other
+    driver.until(lambda: not driver.session.running)
+    assert contents(driver)[-1] == ("assistant", "Hello, world.")
+
+
 def test_a_model_that_cannot_be_loaded_is_said_in_words(open_window):
     driver = open_window(wait=False)
     driver.script.load_failure = "SmolLM2.nook is truncated; convert the model again."
