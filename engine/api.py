@@ -406,11 +406,17 @@ def verify(path: Path | str) -> Generator[Progress, None, None]:
 
 
 def perplexity(
-    model: Path | str, text: str, *, context: int = 512, settings: EngineSettings = EngineSettings()
+    model: Path | str,
+    text: str,
+    *,
+    context: int = 512,
+    windows: int | None = None,
+    settings: EngineSettings = EngineSettings(),
 ) -> Generator[Progress | dict[str, Any], None, None]:
     """How well a model foresees a text; `engine.runtime.scoring.perplexity` says by what method.
 
-    The last value is {"perplexity", "tokens", "context", "windows"}.
+    windows: at most so many of `context` tokens, from the beginning of the text; None takes all. The last value is
+    {"perplexity", "tokens", "context", "windows"}.
 
     Raises:
         InglenookError: model or text cannot be used; says why
@@ -420,7 +426,7 @@ def perplexity(
     settings = settings.model_copy(update={"context": context, "max_batch_size": 1})
     ready = yield from _opened(Path(model), settings, most_wanted=_SCORED_ROWS)
     try:
-        yield from scoring.perplexity(ready, text, context, most_rows=_SCORED_ROWS)
+        yield from scoring.perplexity(ready, text, context, most_windows=windows, most_rows=_SCORED_ROWS)
     finally:
         ready.release()
 

@@ -326,7 +326,12 @@ def test_perplexity_is_that_of_its_definition(opened: Callable[..., Any], contex
     assert math.isclose(result["perplexity"], expected, rel_tol=1e-5)
     assert (result["tokens"], result["context"], result["windows"]) == (count, context, len(text) // context)
     assert calls[0]["settings"].context == context
-    assert released == [1]
+    *_, part = api.perplexity("toy", text, context=context, windows=2)
+    assert isinstance(part, dict)
+    assert math.isclose(
+        part["perplexity"], naive_perplexity(list(text.encode())[: 2 * context], context)[0], rel_tol=1e-5
+    )
+    assert released == [1, 1]
 
 
 def test_perplexity_begins_windows_as_the_model_begins_texts(opened: Callable[..., Any]) -> None:

@@ -78,7 +78,9 @@ def _batch(tokens: npt.NDArray[np.int64], start: int, end: int, table: Ids, want
     )
 
 
-def perplexity(model: Model, text: str, context: int, *, most_rows: int) -> Iterator[Progress | dict[str, float | int]]:
+def perplexity(
+    model: Model, text: str, context: int, *, most_windows: int | None = None, most_rows: int
+) -> Iterator[Progress | dict[str, float | int]]:
     """How well the model foresees a text, by the method of llama.cpp's `llama-perplexity`.
 
     The text's tokens are cut into windows of `context`; what does not fill one
@@ -87,6 +89,7 @@ def perplexity(model: Model, text: str, context: int, *, most_rows: int) -> Iter
     model that begins texts with a token of its own has it in the place of each
     window's first. The result, after the last Progress, is the exponential of
     the mean negative log-likelihood, and how many tokens were scored.
+    most_windows: to be content with the beginning of a long text.
 
     Raises:
         InputError: the text is shorter than one window, or the window senseless
@@ -99,6 +102,8 @@ def perplexity(model: Model, text: str, context: int, *, most_rows: int) -> Iter
     windows = ids.size // context
     if not windows:
         raise InputError(f"the text has {ids.size} tokens; a window of {context} needs at least as many")
+    if most_windows is not None:
+        windows = min(windows, max(1, most_windows))
     middle = context // 2
     total, count = 0.0, 0
     for window in range(windows):
