@@ -254,11 +254,10 @@ def test_end_tokens_are_the_union_of_all_sources(config, gen, tokcfg, expected, 
     assert len(source.notices) == notices
 
 
-def test_a_nested_list_of_end_tokens_is_no_end_token():
-    assert end_ids_from({"config.json": [[1], 2, None]}, 10) == (
-        frozenset({2}),
-        ["config.json names the end token [1], which is no token; it is ignored"],
-    )
+def test_wrong_end_tokens_of_one_file_are_one_notice():
+    found, notices = end_ids_from({"config.json": [[1], 2, 1, None, True, 1.0, "2"]}, 10)
+    assert found == {1, 2}
+    assert notices == ["config.json names the end token [1] and 3 more, which is no token of the model; it is ignored"]
 
 
 def test_a_folder_without_a_tokenizer_can_be_opened_but_not_converted(tmp_path):

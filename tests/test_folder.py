@@ -281,6 +281,8 @@ def test_a_lora_adapter_names_its_base(tmp_path):
     (folder / "adapter_model.safetensors").write_bytes(st_bytes({name: np.zeros((8, 64), np.float32)}))
     with pytest.raises(UnsupportedModelError, match="LoRA adapter for org/base, not a whole model; merge it"):
         find_model(folder)
+    with pytest.raises(UnsupportedModelError, match="LoRA adapter for org/base"):
+        find_model(folder / "adapter_model.safetensors")
     (folder / "config.json").write_text(json.dumps(cfg()))
     with pytest.raises(UnsupportedModelError, match="LoRA adapter for org/base"):
         open_source(folder)

@@ -287,6 +287,48 @@ def test_a_hostile_manifest_is_refused(case, nook):
     assert len(str(caught.value)) < 400
 
 
+JUNK = [None, True, -1, 0, 1, 7, 64, 2**31, 2**63, 2**70, 1.5, 1e308, "", "x", "../x", "q8", [], [1], {}, {"name": 1}]
+
+
+def spots(values, path=()):
+    """Every place in a JSON value."""
+    yield path
+    children = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, child in children:
+        yield from spots(child, (*path, key))
+
+
+def test_any_altered_value_is_refused_or_harmless(original, tmp_path):
+    path = tmp_path / "toy.nook"
+    data = original.read_bytes()
+    start = int.from_bytes(data[16:24], "little")
+    manifest = json.loads(data[start : len(data) - FOOTER_BYTES])
+    places = [place for place in spots(manifest) if place]
+    dice = np.random.default_rng(3)
+    accepted = 0
+    for _ in range(500):
+        place, junk = places[dice.integers(len(places))], JUNK[dice.integers(len(JUNK))]
+        altered = json.loads(json.dumps(manifest))
+        inner = altered
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = junk
+        raw = json.dumps(altered).encode()
+        size = start + len(raw) + FOOTER_BYTES
+        beginning = header(start, raw, size)
+        path.write_bytes(beginning + data[HEADER_BYTES:start] + raw + footer(beginning, size))
+        try:
+            file = NookFile.open(path)
+        except FileDamagedError:
+            continue
+        accepted += 1
+        tensors = [file.tensor(name) for name in file.names]
+        assert [tensor.name for tensor in tensors] == [tensor.name for tensor in file.manifest.spec.tensors()]
+        assert all(len(tensor.data) == tensor.bytes for tensor in tensors)
+        assert all(len(content) > 0 for content in file.files().values())
+    assert 0 < accepted < 250
+
+
 def test_an_honest_rewrite_is_accepted(nook):
     with_manifest(nook, lambda values: values.update(fidelity={"grade": "A", "kl_mean": 0.01}))
     assert NookFile.open(nook).manifest.fidelity == {"grade": "A", "kl_mean": 0.01}

@@ -148,6 +148,8 @@ def _find_by_file(path: Path) -> Found:
         return Found("nook", path)
     if (path.parent / "config.json").is_file():
         return Found("folder", path.parent, (f"{path.name} belongs to the model in {path.parent}, which is used",))
+    if _is_there(path.parent, "adapter_config.json"):
+        raise _adapter(path.parent)
     if suffix in _PICKLES:
         raise _pickled(path.name)
     if suffix == ".safetensors":

@@ -233,13 +233,16 @@ def end_ids_from(sources: Mapping[str, Any], vocab_size: int) -> tuple[frozenset
     found: set[int] = set()
     notices: list[str] = []
     for where, value in sources.items():
+        good: list[int] = []
+        wrong: list[Any] = []
         for entry in value if isinstance(value, list) else [value]:
-            if entry is None:
-                continue
-            if isinstance(entry, bool) or not isinstance(entry, int) or not 0 <= entry < vocab_size:
-                notices.append(f"{where} names the end token {str(entry)[:40]}, which is no token; it is ignored")
-            else:
-                found.add(entry)
+            if entry is not None:
+                (good if type(entry) is int and 0 <= entry < vocab_size else wrong).append(entry)
+        if wrong:
+            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            shown = str(wrong[0])[:40]
+            notices.append(f"{where} names the end token {shown}{more}, which is no token of the model; it is ignored")
+        found.update(good)
     return frozenset(found), notices
 
 
