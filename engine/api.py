@@ -12,7 +12,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -147,13 +146,20 @@ class Engine:
     def count_tokens(self, messages: Sequence[Message], sink: Callable[[int], None]) -> None:
         """How many tokens the rendered conversation takes, for the context gauge.
 
-        The sink is not called when no model is loaded, or when the conversation cannot be rendered.
+        One far beyond the context is not counted to its end. The sink is not called when no model is loaded, or
+        when the conversation cannot be rendered.
         """
 
         def count(_model: Model | None, loop: Loop | None) -> None:
-            if loop is not None:
-                with suppress(InputError):
-                    sink(loop.count_tokens(tuple(messages)))
+            if loop is None:
+                return
+            try:
+                tokens = loop.count_tokens(tuple(messages))
+            except ContextOverflowError as error:
+                tokens = error.needed_tokens
+            except InputError:
+                return
+            sink(tokens)
 
         self._service.call(count)
 

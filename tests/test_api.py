@@ -99,6 +99,10 @@ def test_the_engine_answers(opened: Callable[..., Any]) -> None:
     running.count_tokens([Message("user", "hi")], count)
     assert counted.wait(10)
     assert counts == [len("user\nhi\nassistant\n") + 3]
+    counted.clear()
+    running.count_tokens([Message("user", "a huge paste " * 10_000)], count)
+    assert counted.wait(10)
+    assert 256 < counts[1] <= 8 * 256
     running.unload()
     running.count_tokens([Message("user", "hi")], lambda _number: pytest.fail("nothing is loaded"))
     running.close()

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -528,6 +529,46 @@ def test_a_conversation_is_rendered_and_its_content_is_no_control() -> None:
     ear = ask(toy(shape=saying(list(b"Hi"), after=len(encoded))), messages)
     assert (ear.done.text, ear.done.usage.prompt_tokens) == ("Hi", len(encoded))
     assert Loop(model).count_tokens(messages) == len(encoded)
+
+
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+
+
+def test_a_conversation_is_repaired_and_the_person_told() -> None:
+    messages = (Message("system", "Be brief."), Message("user", "a"), Message("assistant", ""), Message("user", "b"))
+    model = toy(template=STRICT)
+    assert model.tokenizer.decode(model.encode(messages).ids.tolist()) == "[user]Be brief.\n\na\n\nb"
+    notices = ask(model, messages).done.notices
+    assert len(notices) == 3
+    assert "no place for a system prompt" in notices[-1]
+    assert ask(model, (Message("user", "a"),)).done.notices == ()
+
+
+def test_a_template_that_refuses_everything_says_why() -> None:
+    refusing = STRICT.replace(
+        "[{{ m.role }}]", "{% if 'secret' in m.content %}{{ raise_exception('no secrets') }}{% endif %}"
+    )
+    ear = ask(toy(template=refusing), (Message("user", "a secret"),))
+    assert ear.failed.kind == "TemplateError"
+    assert "no secrets" in ear.failed.message
+
+
+def test_a_model_without_a_template_goes_on_with_the_text() -> None:
+    model = toy(template=None)
+    encoded = model.encode((Message("user", "Once upon"), Message("user", "a time"))).ids
+    assert model.tokenizer.decode(encoded.tolist()) == "Once upon\n\na time"
+
+
+def test_the_date_in_a_prompt_follows_the_conversation() -> None:
+    model = toy(template="{{ strftime_now('%Y-%m-%d %H:%M') }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    started = datetime(2024, 2, 29, 12, 34, tzinfo=UTC)
+    text = model.tokenizer.decode(model.encode((Message("user", "!"),), started).ids.tolist())
+    assert text == "2024-02-29 12:34!"
+    assert model.tokenizer.decode(model.encode((Message("user", "!"),)).ids.tolist()).endswith(":00!")
 
 
 def test_end_tokens_of_earlier_turns_do_not_keep_an_answer_from_ending() -> None:
