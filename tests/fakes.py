@@ -4,25 +4,28 @@ It writes (id, position) of every token into its page, as a real decoder writes
 keys and values, and makes logits from all ids it finds there. A wrong page
 table, a stale page, a skipped or doubled position changes every later token.
 `plain_logits` is the same function without pages. `toy` makes a whole model
-around it, `Ear` listens to an answer.
+around it, `ready` one with real kernels, `Ear` listens to an answer.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine import api
 from engine.core.pages import PageLayout, PagePool
 from engine.models.batch import Batch
 from engine.runtime.events import Delta, Done, Event, Failed, Loaded, LoadedModel, Progress, Started
 from engine.runtime.model import Model
-from engine.settings import Sampling
+from engine.settings import Conversion, EngineSettings, Sampling
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from tests.factory import CHATML, tok_json
@@ -238,3 +241,19 @@ class Ear:
     @property
     def progress(self) -> list[Progress]:
         return [event for event in self.events if isinstance(event, Progress)]
+
+
+@contextmanager
+def ready(folder: Path, conversion: Conversion = Conversion(), **settings: Any) -> Iterator[Model]:
+    """A real model made of a folder, with nothing that ends its answers; wants `compiled_kernels`."""
+    steps = api._opened(folder, EngineSettings(**settings), conversion=conversion)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            model: Model = replace(finished.value, end_ids=frozenset())
+            break
+    try:
+        yield model
+    finally:
+        model.release()

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from engine.runtime.loop import Loop
 from engine.runtime.model import Model
 from engine.settings import Sampling
 from engine.text.tokenizer import Tokenizer
+from tests import factory
 from tests.factory import tok_json
-from tests.fakes import END, VOCAB, Ear, plain_logits, saying, toy
+from tests.fakes import END, VOCAB, Ear, plain_logits, ready, saying, toy
 
 GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0, max_tokens=12)
 
@@ -315,6 +317,20 @@ def test_a_row_that_is_not_numbers_ends_its_request_only(bad: float) -> None:
     assert failed.text == "".join(delta.text for delta in ears[1].deltas)
     for first in (65, 67):
         assert list(ears[first - 65].done.token_ids) == greedy_alone([first, 1], 12)
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+def test_a_model_that_overflows_ends_its_requests_only(tmp_path: Path) -> None:
+    config = factory.cfg()
+    weights = factory.weights(config)
+    weights["model.norm.weight"][0] = np.float32(3e38)
+    with ready(factory.make(tmp_path / "hot", config, weights), threads=1, context=64) as model:
+        loop, ears = Loop(model), [Ear() for _ in range(3)]
+        for number, ear in enumerate(ears):
+            loop.add(Request(str(number), "hello", GREEDY), ear)
+        run(loop)
+        assert {(ear.failed.kind, "not numbers" in ear.failed.message) for ear in ears} == {("InternalError", True)}
+        assert model.pages.available == model.pages.count
 
 
 def test_a_failing_step_fails_its_requests_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:

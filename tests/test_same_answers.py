@@ -6,21 +6,19 @@ come straight from the logits: a last bit that differs shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine import api
 from engine.runtime.events import Done, Request
 from engine.runtime.loop import Loop
 from engine.runtime.model import Model
-from engine.settings import Conversion, EngineSettings, Sampling
+from engine.settings import Conversion, Sampling
 from tests import factory
-from tests.fakes import Ear
+from tests.fakes import Ear, ready
 
 PROMPT = "In the beginning there was a fire on the hearth, and nobody had yet asked what it was for. " * 2
 OTHERS = ("Once", "In the beginning there was water. " * 4, "世界 " * 20)
@@ -34,21 +32,9 @@ KINDS: dict[str, tuple[Callable[[], dict[str, Any]], Conversion, str]] = {
 }
 
 
-@contextmanager
-def opened(folder: Path, kind: str, **settings: Any) -> Iterator[Model]:
+def opened(folder: Path, kind: str, **settings: Any) -> AbstractContextManager[Model]:
     _, conversion, kv = KINDS[kind]
-    wanted = EngineSettings(**({"threads": 1, "context": 256, "kv": kv, "max_batch_size": 4} | settings))
-    steps = api._opened(folder, wanted, conversion=conversion)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as finished:
-            model: Model = replace(finished.value, end_ids=frozenset())  # as long an answer as is asked for
-            break
-    try:
-        yield model
-    finally:
-        model.release()
+    return ready(folder, conversion, **({"threads": 1, "context": 256, "kv": kv, "max_batch_size": 4} | settings))
 
 
 def answers(loop: Loop, prompts: tuple[str, ...], sampling: Sampling = SAMPLING, **fields: Any) -> list[Done]:
