@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InputError, ModelFolderError, UnsupportedModelError
-from engine.models.families import HARMLESS, Blueprint, HfConfig, assign, families, is_optional, recognise
+from engine.models.assignment import assign, is_optional
+from engine.models.families import Blueprint, families, recognise
+from engine.models.hf_config import HARMLESS, HfConfig
 from engine.models.spec import ModelSpec, RopeScaling
 from tests.factory import cfg, mistral, qwen2, qwen3, weights
 

@@ -13,7 +13,8 @@ from engine.convert.gguf_file import GgufFile, GgufTensor, read_gguf, read_rows
 from engine.convert.gguf_tokenizer import CONTROL, END_TEXTS, tokenizer_files
 from engine.convert.source import Source, check_vocabulary, end_ids_from, fingerprint, stamp
 from engine.errors import UnsupportedModelError
-from engine.models.families import assign, recognise
+from engine.models.assignment import assign
+from engine.models.families import recognise
 from engine.models.rope import inverse_frequencies
 from engine.models.spec import ModelSpec, RopeScaling, RopeSpec
 

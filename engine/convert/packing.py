@@ -15,7 +15,7 @@ from engine.convert.source import Source
 from engine.core.cpu import machine
 from engine.core.quant import BLOCK_ROWS, FORMATS, Layout, magnitude
 from engine.errors import InputError, ModelFolderError
-from engine.models.families import Assignment
+from engine.models.assignment import Assignment
 from engine.models.weights import VECTOR
 
 __all__ = ["Packing", "Slice", "workers"]

@@ -20,8 +20,9 @@ from engine.convert.files import open_for_reading
 from engine.convert.folder import Description, Stored, describe, find_model, model_name, stored_tensors
 from engine.convert.safetensors import DTYPES, Entry, read_rows
 from engine.errors import InputError, ModelFolderError, SettingError, UnsupportedModelError
+from engine.models.assignment import Assignment, assign, is_optional
 from engine.models.decoder import check_shapes
-from engine.models.families import Assignment, Blueprint, assign, is_optional, recognise
+from engine.models.families import Blueprint, recognise
 from engine.models.spec import ModelSpec, TensorSpec
 from engine.models.store import SourceFile
 from engine.settings import Sampling, checked
