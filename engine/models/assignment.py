@@ -72,10 +72,10 @@ def assign(blueprint: Blueprint, shapes: Mapping[str, Sequence[int]]) -> Assignm
         )
     for assignment in tensors:
         _check_shapes(assignment, shapes)
-    notices = [
-        f"layer {number} is beyond the {len(spec.layers)} configured layers and is left out"
-        for number in sorted(extra_layers)
-    ]
+    notices = []
+    if extra_layers:
+        named = listed([str(number) for number in sorted(extra_layers)])
+        notices.append(f"layer {named} of the files is beyond the {len(spec.layers)} configured layers and is left out")
     return Assignments(tensors, tuple(redundant), tuple(notices))
 
 
