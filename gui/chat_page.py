@@ -7,8 +7,8 @@ from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
-    QLabel,
     QLineEdit,
+    QPushButton,
     QScrollArea,
     QStackedLayout,
     QVBoxLayout,
@@ -19,7 +19,7 @@ from typing_extensions import override
 from engine.settings import Sampling
 from gui.chat_list import ChatList, ChatListModel
 from gui.composer import Composer
-from gui.controls import ContextGauge, Form, IconButton, button, label
+from gui.controls import ContextGauge, Elided, Form, IconButton, button, label
 from gui.dialogs import confirm
 from gui.i18n import tr
 from gui.icons import app_icon, icon
@@ -40,7 +40,7 @@ def suggestions() -> tuple[str, ...]:
     """First things to say to a model."""
     return (
         tr("Explain how a fireplace draws its smoke, in five sentences."),
-        tr("Write a Python function that finds the longest common prefix of some words."),
+        tr("Write a Python function for the longest common prefix."),
         tr("Help me write a friendly mail that moves a meeting to Thursday."),
     )
 
@@ -147,7 +147,7 @@ class ChatPage(QWidget):
         self.sidebar_toggle.setObjectName("sidebarToggle")
         self.sidebar_toggle.clicked.connect(lambda: self.sidebar.setVisible(not self.sidebar.isVisible()))
         row.addWidget(self.sidebar_toggle)
-        self.title = _Elided()
+        self.title = Elided()
         row.addWidget(self.title, 1)
         self.picker = ModelPicker()
         self.picker.chosen.connect(self._session.choose_model)
@@ -194,7 +194,7 @@ class ChatPage(QWidget):
         self.speed = label("", "caption")
         self.speed.setObjectName("statusSpeed")
         under.addWidget(self.speed)
-        self.hint = _Elided("caption")
+        self.hint = Elided("caption")
         self.hint.setObjectName("sendHint")
         under.addWidget(self.hint, 1)
         self.send = IconButton("send", tr("Send"), size=20)
@@ -387,34 +387,6 @@ class ChatPage(QWidget):
             self.controls_toggle.setChecked(self.controls.isVisible())
 
 
-class _Elided(QLabel):
-    """A line of text that gives way when there is no room."""
-
-    def __init__(self, role: str = "strong") -> None:
-        super().__init__()
-        self.setTextFormat(Qt.TextFormat.PlainText)
-        self.setProperty("role", role)
-        self.setMinimumWidth(20)
-
-    def show_text(self, text: str) -> None:
-        """Show a text; all of it is in the tooltip."""
-        self.setText(text)
-        self.setToolTip(text)
-
-    @override
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.setPen(self.palette().text().color())
-        said = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
-        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, said)
-
-    @override
-    def minimumSizeHint(self) -> object:  # type: ignore[override]
-        size = super().minimumSizeHint()
-        size.setWidth(20)
-        return size
-
-
 class _Controls(QFrame):
     """How answers are drawn: the streaming switch and the sampler's values, made from the settings models."""
 
@@ -477,6 +449,23 @@ class _Mark(QWidget):
         app_icon().paint(painter, rect.toRect())
 
 
+class _Suggestion(QPushButton):
+    """A first thing to say; shortened where there is no room for it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._text = text
+        self.setProperty("role", "suggestion")
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setMinimumWidth(60)
+        self.setAccessibleName(text)
+
+    @override
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.setText(self.fontMetrics().elidedText(self._text, Qt.TextElideMode.ElideRight, self.width() - 38))
+
+
 class _Welcome(QWidget):
     """What stands where no conversation is yet."""
 
@@ -516,8 +505,7 @@ class _Welcome(QWidget):
         texts.setContentsMargins(0, 0, 0, 0)
         texts.setSpacing(8)
         for text in suggestions():
-            made = button(text, "suggestion")
-            made.setMinimumWidth(60)
+            made = _Suggestion(text)
             made.clicked.connect(lambda _checked=False, text=text: self.suggested.emit(text))
             texts.addWidget(made)
         column.addWidget(self._suggestions)

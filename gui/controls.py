@@ -38,7 +38,19 @@ from gui.icons import icon, paint_icon, set_icon
 from gui.theme import look
 from gui.words import count_words
 
-__all__ = ["Banner", "ContextGauge", "Field", "Form", "IconButton", "Switch", "button", "camel", "label", "small_icon"]
+__all__ = [
+    "Banner",
+    "ContextGauge",
+    "Elided",
+    "Field",
+    "Form",
+    "IconButton",
+    "Switch",
+    "button",
+    "camel",
+    "label",
+    "small_icon",
+]
 
 
 def label(text: str, role: str = "", *, wrap: bool = False, parent: QWidget | None = None) -> QLabel:
@@ -47,6 +59,8 @@ def label(text: str, role: str = "", *, wrap: bool = False, parent: QWidget | No
     made.setTextFormat(Qt.TextFormat.PlainText)
     made.setProperty("role", role)
     made.setWordWrap(wrap)
+    if wrap:
+        made.setMinimumWidth(60)  # Qt's own guess keeps pages from becoming narrow
     return made
 
 
@@ -187,6 +201,33 @@ class ContextGauge(QProgressBar):
         painter.setFont(look().font(12))
         painter.setPen(look().color("muted"))
         painter.drawText(self.rect().adjusted(24, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.format())
+
+
+class Elided(QLabel):
+    """A line of text that gives way when there is no room."""
+
+    def __init__(self, role: str = "strong", text: str = "") -> None:
+        super().__init__()
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setProperty("role", role)
+        self.setMinimumWidth(20)
+        self.show_text(text)
+
+    def show_text(self, text: str) -> None:
+        """Show a text; all of it is in the tooltip."""
+        self.setText(text)
+        self.setToolTip(text)
+
+    @override
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setPen(self.palette().text().color())
+        said = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, said)
+
+    @override
+    def minimumSizeHint(self) -> QSize:
+        return QSize(20, super().minimumSizeHint().height())
 
 
 class Banner(QFrame):

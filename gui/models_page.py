@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QRectF, QSize, Qt, QUrl, Signal
-from PySide6.QtGui import QDesktopServices, QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QDesktopServices, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
     QButtonGroup,
@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from engine.settings import Conversion
 from gui.bridge import Converted, Converting, Inspected, ModelEntry
-from gui.controls import IconButton, button, label, small_icon
+from gui.controls import Elided, IconButton, button, label, small_icon
 from gui.dialogs import confirm
 from gui.drop import Drop, read_paths
 from gui.i18n import tr
@@ -303,7 +303,7 @@ class _ReportCard(_Card):
         close.clicked.connect(dismiss)
         head.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
         self.column.addLayout(head)
-        self.column.addLayout(_facts(report))
+        self.column.addWidget(_Facts(report))
         self._said = QVBoxLayout()
         self._said.setSpacing(8)
         self.column.addLayout(self._said)
@@ -359,7 +359,7 @@ class _ReportCard(_Card):
         for group in sorted({size.conversion.group_size for size in self._report.sizes if size.conversion.bits != 16}):
             self._group.addItem(str(group), group)
         line_of_group.addWidget(self._group)
-        self._group_help = label(tr("Fewer is more exact and larger."), "caption")
+        self._group_help = label(tr("Fewer is more exact and larger."), "caption", wrap=True)
         line_of_group.addWidget(self._group_help, 1)
         self.column.addLayout(line_of_group)
         self._need = label("", "muted", wrap=True)
@@ -430,11 +430,16 @@ class _QualityButton(QAbstractButton):
         """Show how large the file becomes."""
         self._size = size_words(count)
         self.setAccessibleName(f"{self.text()}, {self._size}, {self._words}")
+        self.setToolTip(self._words)
         self.update()
 
     @override
     def sizeHint(self) -> QSize:
         return QSize(150, look().px(14) * 2 + look().px(12) + 44)
+
+    @override
+    def minimumSizeHint(self) -> QSize:
+        return QSize(80, self.sizeHint().height())
 
     @override
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -454,7 +459,8 @@ class _QualityButton(QAbstractButton):
         painter.drawText(inner, left | Qt.AlignmentFlag.AlignVCenter, self._size)
         painter.setFont(look().font(12))
         painter.setPen(look().color("muted"))
-        painter.drawText(inner, left | Qt.AlignmentFlag.AlignBottom, self._words)
+        words = painter.fontMetrics().elidedText(self._words, Qt.TextElideMode.ElideRight, inner.width())
+        painter.drawText(inner, left | Qt.AlignmentFlag.AlignBottom, words)
 
 
 class _ProgressCard(_Card):
@@ -523,7 +529,9 @@ class _DoneCard(_Card):
         row.addWidget(small_icon("check", "good", 24))
         row.addWidget(label(tr("{name} is ready", name=name), "name", wrap=True), 1)
         self.column.addLayout(row)
-        self.column.addWidget(label(tr("{file}, {size}", file=out.name, size=size_words(_size_of(out))), "muted"))
+        self.column.addWidget(
+            label(tr("{file}, {size}", file=out.name, size=size_words(_size_of(out))), "muted", wrap=True)
+        )
         buttons = QHBoxLayout()
         buttons.setSpacing(10)
         go = button(tr("Chat with it"), "primary", "chat", "on_accent")
@@ -553,7 +561,7 @@ class _LibraryRow(QFrame):
         words.setSpacing(3)
         head = QHBoxLayout()
         head.setSpacing(10)
-        head.addWidget(label(entry.name, "strong"))
+        head.addWidget(Elided("strong", entry.name))
         self._chip = label(tr("in use"), "chip")
         head.addWidget(self._chip)
         head.addStretch(1)
@@ -590,32 +598,56 @@ def reveal_path(path: Path) -> None:
     QDesktopServices.openUrl(QUrl.fromLocalFile(str(path if path.is_dir() else path.parent)))
 
 
-def _facts(report: api.ModelReport) -> QGridLayout:
-    grid = QGridLayout()
-    grid.setHorizontalSpacing(28)
-    grid.setVerticalSpacing(12)
-    template = tr("yes") if report.chat_template else tr("none: it continues text")
-    facts = [
-        (tr("Family"), report.family or tr("unknown")),
-        (tr("Size"), parameter_words(report.parameters) if report.parameters else ""),
-        (tr("Context"), tr("{count} tokens", count=count_words(report.context)) if report.context else ""),
-        (tr("Stored as"), ", ".join(filter(None, (report.source_dtype, size_words(report.disk_bytes))))),
-        (tr("Chat template"), template),
-        (tr("Licence"), report.licence or tr("not stated")),
-    ]
-    shown = [fact for fact in facts if fact[1]]
-    for number, (title, value) in enumerate(shown):
-        cell = QVBoxLayout()
-        cell.setSpacing(1)
-        cell.addWidget(label(title, "caption"))
+class _Facts(QWidget):
+    """What a model is: titles and values in as many columns as there is room for."""
+
+    def __init__(self, report: api.ModelReport) -> None:
+        super().__init__()
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(24)
+        self._grid.setVerticalSpacing(12)
+        self._cells: list[QWidget] = []
+        self._columns = 0
+        template = tr("yes") if report.chat_template else tr("none: it continues text")
+        for title, value in (
+            (tr("Family"), report.family or tr("unknown")),
+            (tr("Size"), parameter_words(report.parameters) if report.parameters else ""),
+            (tr("Context"), tr("{count} tokens", count=count_words(report.context)) if report.context else ""),
+            (tr("Stored as"), ", ".join(filter(None, (report.source_dtype, size_words(report.disk_bytes))))),
+            (tr("Chat template"), template),
+            (tr("Licence"), report.licence or tr("not stated")),
+        ):
+            if value:
+                self._cells.append(self._cell(title, value))
+        self._arrange(3)
+
+    @staticmethod
+    def _cell(title: str, value: str) -> QWidget:
+        cell = QWidget()
+        column = QVBoxLayout(cell)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(1)
+        column.addWidget(label(title, "caption"))
         said = label(value, wrap=True)
         said.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        cell.addWidget(said)
-        cell.addStretch(1)
-        grid.addLayout(cell, number // 3, number % 3)
-    for column in range(3):
-        grid.setColumnStretch(column, 1)
-    return grid
+        column.addWidget(said)
+        column.addStretch(1)
+        return cell
+
+    def _arrange(self, columns: int) -> None:
+        if columns == self._columns:
+            return
+        self._columns = columns
+        for number, cell in enumerate(self._cells):
+            self._grid.addWidget(cell, number // columns, number % columns)
+        for column in range(3):
+            self._grid.setColumnStretch(column, 1 if column < columns else 0)
+
+    @override
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._arrange(3 if event.size().width() >= look().gap(480) else 2)
 
 
 def _free_memory() -> int:

@@ -53,7 +53,7 @@ class SettingsPage(QScrollArea):
         self._engine.changed.connect(self._engine_changed)
         engine = _card(tr("Engine"), self._engine)
         again = QHBoxLayout()
-        again.addWidget(label(tr("Takes effect when a model is loaded."), "caption"), 1)
+        again.addWidget(label(tr("Takes effect when a model is loaded."), "caption", wrap=True), 1)
         self._again = button(tr("Load the model again"))
         self._again.setObjectName("reloadModel")
         self._again.clicked.connect(session.reload_model)
@@ -97,6 +97,6 @@ def _card(title: str, content: QWidget) -> QFrame:
     column = QVBoxLayout(card)
     column.setContentsMargins(24, 18, 24, 20)
     column.setSpacing(16)
-    column.addWidget(label(title, "heading"))
+    column.addWidget(label(title, "heading", wrap=True))
     column.addWidget(content)
     return card

@@ -78,7 +78,7 @@ LIGHT = Theme(
     good="#2c7a4b",
     keyword="#8f3a86",
     string="#2f7446",
-    comment="#857c70",
+    comment="#716a5f",
     number="#985a00",
     function="#2a5fa5",
     type="#1b717b",
@@ -197,14 +197,17 @@ class Look(QObject):
         return QColor(getattr(self.theme, token))
 
     def _apply(self) -> None:
-        dark = QGuiApplication.styleHints().colorScheme() == Qt.ColorScheme.Dark
-        self.theme = DARK if self._wish == "dark" or (self._wish == "system" and dark) else LIGHT
+        dark = self._wish == "dark" or (self._wish == "system" and self._desktop_is_dark())
+        self.theme = DARK if dark else LIGHT
         application = QApplication.instance()
         if isinstance(application, QApplication):
             application.setFont(self.font())
             application.setPalette(_palette(self.theme))
             application.setStyleSheet(self._style_sheet())
         self.changed.emit()
+
+    def _desktop_is_dark(self) -> bool:
+        return QGuiApplication.styleHints().colorScheme() == Qt.ColorScheme.Dark
 
     def _style_sheet(self) -> str:
         sizes = {f"px{size}": str(self.px(size)) for size in (11, 12, 13, 14, 15, 16, 20, 26)}

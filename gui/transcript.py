@@ -163,10 +163,14 @@ class _Prose(QTextEdit):
             block = self.document().begin()
             while block.isValid():
                 level = block.blockFormat().intProperty(QTextFormat.Property.BlockQuoteLevel)
+                after = block.next()
+                below = after.blockFormat().intProperty(QTextFormat.Property.BlockQuoteLevel) if after.isValid() else 0
                 rect = layout.blockBoundingRect(block)
                 for depth in range(level):
-                    painter.drawRoundedRect(QRectF(look().gap(16) * depth, rect.top(), 3, rect.height()), 1.5, 1.5)
-                block = block.next()
+                    bottom = layout.blockBoundingRect(after).top() if depth < below else rect.bottom()
+                    bar = QRectF(look().gap(16) * depth, rect.top(), 3, bottom - rect.top())
+                    painter.drawRoundedRect(bar, 1.5, 1.5)
+                block = after
             painter.end()
         super().paintEvent(event)
 

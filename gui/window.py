@@ -131,7 +131,7 @@ class Window(QMainWindow):
             "Ctrl+R": self.session.regenerate,
             "Ctrl+,": lambda: self.show_page("settings"),
             "Ctrl+L": self._pick_model,
-            "Ctrl+B": lambda: self.chat_page.sidebar_toggle.click(),
+            "Ctrl+B": self._toggle_sidebar,
             "Ctrl+Q": self.close,
         }.items():
             QShortcut(QKeySequence(keys), self).activated.connect(do)
@@ -169,6 +169,9 @@ class Window(QMainWindow):
     def _search(self) -> None:
         self.show_page("chat")
         self.chat_page.focus_search()
+
+    def _toggle_sidebar(self) -> None:
+        self.chat_page.sidebar_toggle.click()
 
     def _pick_model(self) -> None:
         self.show_page("chat")

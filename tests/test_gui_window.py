@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QMimeData, QPoint, Qt
-from PySide6.QtGui import QAccessible, QDragEnterEvent, QInputMethodEvent
+from PySide6.QtGui import QAccessible, QColor, QDragEnterEvent, QInputMethodEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -28,6 +28,7 @@ from engine.settings import Sampling
 from gui.bridge import WorkFailed
 from gui.preferences import PreferencesFile
 from gui.store import Message, Store
+from gui.theme import DARK, LIGHT, look
 from tests.scripted import ScriptedApi, report
 
 
@@ -731,6 +732,41 @@ def test_the_theme_and_the_text_size_change_at_once(open_window):
     before = driver.composer.fontMetrics().height()
     driver.session.preferences.change(text_size=150)
     driver.until(lambda: driver.composer.fontMetrics().height() > before * 1.3)
+
+
+def test_light_and_dark_follow_the_desktop(open_window, monkeypatch):
+    open_window(theme="system")
+    changed = QApplication.styleHints().colorSchemeChanged
+    for dark, theme in ((True, DARK), (False, LIGHT)):
+        monkeypatch.setattr(look(), "_desktop_is_dark", lambda dark=dark: dark)
+        changed.emit(Qt.ColorScheme.Dark if dark else Qt.ColorScheme.Light)
+        assert look().theme is theme
+
+
+def luminance(color):
+    channels = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in QColor(color).getRgbF()[:3]]
+    return 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_can_be_read(theme):
+    """Contrasts of the Web Content Accessibility Guidelines: 4.5 for text, 3 for signs."""
+
+    def contrast(one, other):
+        low, high = sorted((luminance(one), luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    for ground in (theme.window, theme.side, theme.surface, theme.bubble):
+        assert contrast(theme.text, ground) > 7
+        assert contrast(theme.muted, ground) > 4.5
+        assert contrast(theme.faint, ground) > 3
+        assert contrast(theme.accent, ground) > 4.5
+    assert contrast(theme.on_accent, theme.accent) > 4.5
+    assert contrast(theme.danger, theme.danger_soft) > 4.5
+    assert contrast(theme.text, theme.warning_soft) > 4.5
+    assert contrast(theme.text, theme.selection) > 4.5
+    for part in (theme.keyword, theme.string, theme.comment, theme.number, theme.function, theme.type):
+        assert contrast(part, theme.code) > 4.5
 
 
 def test_engine_settings_take_effect_when_loaded_again(open_window):
