@@ -374,6 +374,21 @@ def test_a_broken_sink_ends_its_request_only(kind: type[Event], caplog: pytest.L
     assert model.pages.available == model.pages.count
 
 
+def test_a_sink_that_broke_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Event] = []
+
+    def broken(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, Delta):
+            raise TypeError("not listening")
+
+    loop = Loop(toy())
+    loop.add(Request("r", (70, 71), GREEDY.model_copy(update={"max_tokens": 1})), broken)
+    run(loop)
+    assert isinstance(heard[-1], Delta)
+    assert [record.message for record in caplog.records] == ["the receiver of Delta failed"]
+
+
 def test_a_broken_tokenizer_fails_the_request(caplog: pytest.LogCaptureFixture) -> None:
     model = toy()
     loop, ear = Loop(model), Ear()

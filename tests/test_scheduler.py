@@ -261,6 +261,7 @@ def test_a_paused_sequence_finds_its_own_pages_again() -> None:
     assert (sequence.computed, sequence.pages, sequence.state) == (0, [], State.PAUSED)
     computed = bench.decoder.tokens
     bench.run()
+    assert sequence.cached == 0  # nobody else had computed it
     assert bench.decoder.tokens - computed == 3 + 4  # the last, partial page and the rest of the answer
     assert answer(sequence) == alone(prompt_of(14), 6)
     middle = bench.add([*sequence.ids[4:8].tolist(), 1, 2], 2)

@@ -208,11 +208,10 @@ class Loop:
         prompt = self._model.encode(request.prompt, request.started)
         self._scheduler.check(prompt.ids.size)
         sampling = request.sampling
-        capacity = min(prompt.ids.size + sampling.max_tokens, self._scheduler.limit)
         return _Answer(
             request=request,
             sink=sink,
-            sequence=Sequence(prompt.ids, capacity),
+            sequence=Sequence(prompt.ids, prompt.ids.size + sampling.max_tokens),
             stream=TextStream(self._model.tokenizer, sampling.stop),
             seed=fresh_seed() if sampling.seed < 0 else sampling.seed,
             notices=prompt.notices,

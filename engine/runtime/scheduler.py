@@ -194,10 +194,6 @@ class Scheduler:
             # Somebody with the same prompt may have computed the next pages since the last step.
             self._adopt(sequence, self._found(sequence))
             start, count = sequence.computed, min(sequence.remaining, budget)
-            end = start + count
-            if end < sequence.length and end % self._page_tokens < count:
-                # A slice that ends with a page lets the next one begin with a page.
-                count -= end % self._page_tokens
             spans.append(Span(sequence, start, count))
             budget -= count
         return spans

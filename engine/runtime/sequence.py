@@ -51,7 +51,7 @@ class Sequence:
 
     def __init__(self, prompt: Iterable[int] | npt.NDArray[np.integer[Any]], capacity: int) -> None:
         start = np.asarray(prompt if isinstance(prompt, np.ndarray) else list(prompt), np.int32)
-        self._ids = np.empty(max(capacity, start.size), np.int32)
+        self._ids = np.empty(capacity, np.int32)  # memory that is never reached is never taken
         self._ids[: start.size] = start
         self.prompt = self.length = start.size
         self.computed = 0
