@@ -8,10 +8,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from engine.core.library import Kernels
+
+# How fast the computer is, and how busy, is no property of the code. A failing example is printed with what repeats it.
+hypothesis.settings.register_profile(
+    "inglenook", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("inglenook")
 
 # Before anything imports Qt. An explicit QT_QPA_PLATFORM runs the same tests on a real screen.
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
@@ -68,14 +79,42 @@ def no_thread_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def compiled_kernels() -> None:
-    """The kernels of this processor are in the cache: for tests that give a process little time."""
-    from engine.folders import cache_folder
-    from engine.runtime.model import prepared_kernels
-    from engine.settings import EngineSettings
+def kernels() -> Callable[..., Kernels]:
+    """`kernels(tier)`: the kernels of a tier, of the best one without an argument.
 
-    for _ in prepared_kernels(EngineSettings(), cache_folder()):
-        pass
+    Compiled once, kept in the cache. A tier that this processor lacks skips the test.
+    """
+    from engine.core.cpu import machine
+    from engine.folders import cache_folder
+    from engine.progress import finish
+    from engine.runtime.model import prepared_kernels
+    from engine.settings import EngineSettings, Tier
+
+    here = machine()
+    loaded: dict[Tier, Kernels] = {}
+
+    def load(tier: Tier) -> Kernels:
+        return finish(prepared_kernels(EngineSettings(tier=tier), cache_folder()))
+
+    def ready(tier: Tier | None = None) -> Kernels:
+        best = here.tiers[-1]
+        wanted = tier or best
+        if wanted not in here.tiers:
+            pytest.skip(f"{here.name} has not the instructions of tier {wanted}")
+        if wanted not in loaded:
+            # Who asks for one that is not the best asks for all, and a compilation keeps one core busy for a minute.
+            missing = [wanted] if wanted == best else [other for other in here.tiers if other not in loaded]
+            with ThreadPoolExecutor(here.default_threads) as pool:
+                loaded.update(zip(missing, pool.map(load, missing), strict=True))
+        return loaded[wanted]
+
+    return ready
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels(kernels: Callable[..., Kernels]) -> None:
+    """The kernels of this processor are in the cache: for tests that give a process little time."""
+    kernels()
 
 
 def _own_threads() -> set[threading.Thread]:
