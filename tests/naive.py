@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from engine.core.quant import FORMATS, Codes, Packed
 from engine.models.spec import Activation, ModelSpec, RopeSpec
+from engine.settings import KvDtype
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
@@ -173,6 +174,32 @@ def activate(kind: Activation, x: Array) -> Float64:
             return x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def canonical_exp(x: Float32) -> Float32:
+    """e ** x as every kernel computes it: 0 below -87, as at 88 above it.
+
+    x = n ln 2 + r with |r| <= ln 2 / 2, e ** r by a polynomial of degree 5 (Cephes `expf`).
+    """
+    held = np.minimum(np.maximum(x, np.float32(-87)), np.float32(88))
+    exponent = np.rint(held * np.float32(1.4426950408889634))
+    rest = fma(exponent, np.float32(-0.693359375), held)
+    rest = fma(exponent, np.float32(2.12194440e-4), rest)
+    value = np.full(x.shape, 1.9875691500e-4, np.float32)
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        value = fma(value, rest, np.float32(coefficient))
+    value = fma(value, rest * rest, rest) + np.float32(1)
+    power = np.ldexp(np.float32(1), exponent.astype(np.int32))
+    return np.where(x < -87, np.float32(0), value * power)
+
+
+def canonical_activate(kind: Activation, gate: Float32, up: Float32) -> Float32:
+    """activation(gate) * up as every kernel computes it."""
+    one = np.float32(1)
+    if kind == "silu":
+        return gate / (one + canonical_exp(np.float32(0) - gate)) * up
+    inner = fma(gate * gate * gate, np.float32(0.044715), gate) * np.float32(-1.5957691216057308)
+    return gate / (one + canonical_exp(inner)) * up
+
+
 # ---------------------------------------------------------------- rotary positions
 
 
@@ -234,6 +261,189 @@ def rotate(x: Array, positions: Array, rope: RopeSpec, length: int = 0) -> Float
     out[..., first] = x[..., first] * cos - x[..., second] * sin
     out[..., second] = x[..., second] * cos + x[..., first] * sin
     return out
+
+
+def canonical_angles(positions: Array, frequencies: Float32, factor: float) -> Float32:
+    """float32 (tokens, 2, pairs): factor * cosines, factor * sines of position * frequency.
+
+    The angle is a float32 product; its sine and cosine are fdlibm's polynomials in
+    float64, after taking away the nearest multiple of pi / 2 in three parts.
+    """
+    angle = (positions.astype(np.float32)[:, None] * frequencies).astype(np.float64)
+    turns = np.rint(angle * 0.63661977236758134308)
+    x = ((angle - turns * 1.57079632673412561417e00) - turns * 6.07710050630396597660e-11) - (
+        turns * 2.02226624871116645580e-21
+    )
+    z = x * x
+    sine, cosine = np.full(x.shape, 1.58969099521155010221e-10), np.full(x.shape, -1.13596475577881948265e-11)
+    for coefficient in (
+        -2.50507602534068634195e-08,
+        2.75573137070700676789e-06,
+        -1.98412698298579493134e-04,
+        8.33333333332248946124e-03,
+        -1.66666666666666324348e-01,
+    ):
+        sine = coefficient + z * sine
+    for coefficient in (
+        2.08757232129817482790e-09,
+        -2.75573143513906633035e-07,
+        2.48015872894767294178e-05,
+        -1.38888888888741095749e-03,
+        4.16666666666666019037e-02,
+    ):
+        cosine = coefficient + z * cosine
+    sine, cosine = x + x * z * sine, 1.0 - (0.5 * z - z * z * cosine)
+    quadrant = turns.astype(np.int64) % 4
+    cosines = np.choose(quadrant, [cosine, -sine, -cosine, sine])
+    sines = np.choose(quadrant, [sine, cosine, -sine, -cosine])
+    return np.stack([cosines, sines], axis=1).astype(np.float32) * np.float32(factor)
+
+
+def canonical_rotate(x: Float32, angles: Float32, *, interleaved: bool) -> Float32:
+    """x (tokens, heads, head_dim) turned by angles (tokens, 2, pairs): two products and a sum, each rounded."""
+    pairs = angles.shape[2]
+    cos, sin = angles[:, None, 0], angles[:, None, 1]
+    out = x.copy()
+    first, second = (
+        (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if interleaved else (slice(pairs), slice(pairs, 2 * pairs))
+    )
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., second] * cos + x[..., first] * sin
+    return out
+
+
+# ---------------------------------------------------------------- attention over pages
+
+_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Keys or values of one sequence as its pages hold them, (positions, kv_heads, head_dim).
+
+    numbers   int64 codes with float32 scales (positions, kv_heads, groups), or
+              float32 values and no scales
+    """
+
+    numbers: Array
+    scales: Float32 | None
+
+    @property
+    def group(self) -> int:
+        """Entries that share a scale."""
+        assert self.scales is not None
+        return int(self.numbers.shape[2] // self.scales.shape[2])
+
+    def meant(self) -> Float64:
+        """The float64 numbers that the pages stand for."""
+        if self.scales is None:
+            return self.numbers.astype(np.float64)
+        return self.numbers * np.repeat(self.scales.astype(np.float64), self.group, axis=2)
+
+
+def canonical_cached(x: Float32, kv: KvDtype) -> Cached:
+    """What is left of keys or values x (positions, kv_heads, head_dim) in pages of a kind.
+
+    int8: groups of 32 entries (16 where head_dim is no multiple of 32), scale
+    max |x| / 127 rounded to float16. f16 keeps to float16's range.
+    """
+    if kv == "f32":
+        return Cached(x, None)
+    largest_half = np.float32(65504)
+    if kv == "f16":
+        return Cached(np.clip(x, -largest_half, largest_half).astype(np.float16).astype(np.float32), None)
+    positions, heads, dim = x.shape
+    grouped = x.reshape(positions, heads, -1, 32 if dim % 32 == 0 else 16)
+    exact = np.minimum(np.abs(grouped).max(axis=3) / np.float32(127), largest_half)
+    scales = exact.astype(np.float16).astype(np.float32)
+    factors = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    codes = np.rint(np.clip(grouped * factors[..., None], np.float32(-127), np.float32(127)))
+    return Cached(codes.astype(np.int64).reshape(x.shape), scales)
+
+
+def canonical_int16(x: Float32) -> tuple[Array, Float32]:
+    """(int64 codes of 16 bits, float32 scale without the last axis) of queries or weighed probabilities."""
+    size = np.abs(x).max(axis=-1)
+    size = np.where(size < np.float32(2.0**-100), np.float32(0), size)
+    factor = np.divide(np.float32(32767), size, out=np.zeros_like(size), where=size > 0)
+    return np.rint(x * factor[..., None]).astype(np.int64), size / np.float32(32767)
+
+
+def canonical_attention(q: Float32, keys: Cached, values: Cached, scale: float, window: int | None = None) -> Float32:
+    """The float32 (heads, head_dim) that every kernel returns for the query at the last cached position.
+
+    q     float32 (heads, head_dim), turned already
+
+    Positions are taken in chunks of 512, each from scratch, folded in order.
+    """
+    heads, dim = q.shape
+    repeats = heads // keys.numbers.shape[1]
+    last = keys.numbers.shape[0] - 1
+    first = 0 if window is None else max(0, last - window + 1)
+    total = None
+    for begin in range(first // _CHUNK * _CHUNK, last + 1, _CHUNK):
+        seen = slice(max(begin, first), min(begin + _CHUNK, last + 1))
+        k, v = (
+            Cached(
+                np.repeat(side.numbers[seen], repeats, axis=1),
+                None if side.scales is None else np.repeat(side.scales[seen], repeats, axis=1),
+            )
+            for side in (keys, values)
+        )
+        scores = _canonical_scores(q, k, np.float32(scale))
+        top = scores.max(axis=1)
+        p = np.zeros((heads, _CHUNK), np.float32)
+        p[:, seen.start - begin : seen.stop - begin] = canonical_exp(scores - top[:, None])
+        lanes = np.zeros((heads, 16), np.float32)
+        for start in range(0, _CHUNK, 16):
+            lanes = lanes + p[:, start : start + 16]
+        for half in (8, 4, 2, 1):
+            lanes = lanes[:, :half] + lanes[:, half : 2 * half]
+        part = (top, lanes[:, 0], _canonical_outputs(p[:, seen.start - begin : seen.stop - begin], v, dim))
+        total = part if total is None else _canonical_fold(total, part)
+    assert total is not None
+    return total[2] * (np.float32(1) / total[1])[:, None]
+
+
+def _canonical_scores(q: Float32, k: Cached, scale: np.float32) -> Float32:
+    """float32 (heads, positions)"""
+    heads, dim = q.shape
+    total = np.zeros((heads, k.numbers.shape[0]), np.float32)
+    if k.scales is None:
+        scaled = q * scale
+        for column in range(dim):
+            total = fma(k.numbers[:, :, column].T, scaled[:, column, None], total)
+        return total
+    codes, sizes = canonical_int16(q.reshape(heads, -1, k.group))
+    for number in range(dim // k.group):
+        span = slice(number * k.group, (number + 1) * k.group)
+        dots = np.einsum("phd,hd->hp", k.numbers[:, :, span], codes[:, number])
+        both = k.scales[:, :, number].T * (sizes[:, number] * scale)[:, None]
+        total = fma(dots.astype(np.float32), both, total)
+    return total
+
+
+def _canonical_outputs(p: Float32, v: Cached, dim: int) -> Float32:
+    """float32 (heads, head_dim): probabilities p (heads, positions) times values, not divided yet."""
+    total = np.zeros((len(p), dim), np.float32)
+    if v.scales is None:
+        for position in range(p.shape[1]):
+            total = fma(v.numbers[position], p[:, position, None], total)
+        return total
+    for number in range(dim // v.group):
+        span = slice(number * v.group, (number + 1) * v.group)
+        codes, sizes = canonical_int16(p * v.scales[:, :, number].T)
+        dots = np.einsum("phd,hp->hd", v.numbers[:, :, span], codes)
+        total[:, span] = dots.astype(np.float32) * sizes[:, None]
+    return total
+
+
+def _canonical_fold(total: tuple[Float32, ...], part: tuple[Float32, ...]) -> tuple[Float32, ...]:
+    """Two results (maximum, sum, output) as one."""
+    top = np.maximum(total[0], part[0])
+    keep, gain = canonical_exp(total[0] - top), canonical_exp(part[0] - top)
+    output = fma(part[2], gain[:, None], total[2] * keep[:, None])
+    return top, total[1] * keep + part[1] * gain, output
 
 
 # ---------------------------------------------------------------- the decoder

@@ -1,0 +1,202 @@
+"""Runs single operations of the kernels on numpy arrays, and sees what they write where they must not.
+
+Kernels are given addresses and check nothing. So every array here lies between
+two strips of known bytes that `run` looks at afterwards, and outputs are NaN
+until they are written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from engine.core.library import Kernels
+from engine.core.memory import LINE, aligned
+from engine.core.operations import STATE, STATE_WORDS, Opcode, Program, WeightKind
+from engine.core.quant import FORMATS, Codes, Layout
+from engine.core.team import Team
+from tests import naive
+
+Array = NDArray[Any]
+Float32 = NDArray[np.float32]
+
+_STRIP = 4 * LINE
+_STRIP_BYTE = 0xA5
+_KINDS = {name: WeightKind[name.upper()] for name in FORMATS}
+
+
+def address(array: Array) -> int:
+    """Of the first byte."""
+    return int(array.ctypes.data)
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Equal in shape, type and every bit: tells 0.0 from -0.0, and one NaN is like itself."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+class Workbench:
+    """Teams of one to three members of one tier; `close` when done."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.tier = kernels.tier
+        self._teams = {members: Team(kernels, members) for members in (1, 2, 3)}
+        self._rooms: list[NDArray[np.uint8]] = []
+
+    def close(self) -> None:
+        """Send the threads home."""
+        for team in self._teams.values():
+            team.close()
+
+    def array(self, shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
+        """An array on a cache line, watched until the next `run`: floats NaN, integers of all one bits."""
+        kind = np.dtype(dtype)
+        size = int(np.prod(shape)) * kind.itemsize
+        room = aligned(size + 2 * _STRIP, np.uint8)
+        room[:_STRIP] = room[_STRIP + size :] = _STRIP_BYTE
+        room[_STRIP : _STRIP + size] = 0xFF
+        self._rooms.append(room)
+        return room[_STRIP : _STRIP + size].view(kind).reshape(shape)
+
+    def copy(self, values: Array) -> Array:
+        """The same numbers in a watched array."""
+        out = self.array(values.shape, values.dtype)
+        out[:] = values
+        return out
+
+    def run(
+        self, program: Program, tokens: int, *, members: int = 1, scratch_bytes: int = 0, **state: int | Array
+    ) -> None:
+        """Execute the program for a batch of `tokens` rows.
+
+        state: other words of `operations.STATE`; an array stands for its address
+        """
+        words = np.zeros(STATE_WORDS, np.int64)
+        each = -(-max(scratch_bytes, LINE) // LINE) * LINE
+        scratch = self.array((members, each), np.uint8)
+        known: dict[str, int | Array] = {"tokens": tokens, "scratch": scratch, "scratch_bytes": each}
+        for name, value in (known | state).items():
+            words[STATE.index(name)] = value if isinstance(value, int) else address(value)
+        assert self._teams[members].run(program.table(), words)
+        rooms, self._rooms = self._rooms, []
+        for room in rooms:
+            assert (room[:_STRIP] == _STRIP_BYTE).all(), "written before the beginning of an array"
+            assert (room[-_STRIP:] == _STRIP_BYTE).all(), "written beyond the end of an array"
+
+
+@dataclass(frozen=True, eq=False)
+class Activations:
+    """Rows of activations as a product reads them.
+
+    codes          int8 (rows, columns), or float32 when group is 0
+    scales, sums   float32, int32 (rows, groups)
+    """
+
+    group: int
+    codes: Array
+    scales: Float32
+    sums: Array
+
+    @classmethod
+    def room(cls, bench: Workbench, rows: int, columns: int, group: int) -> Activations:
+        """Room that nothing was written to; strides are wider than the rows."""
+        codes = bench.array((rows, columns + 64), np.int8 if group else np.float32)[:, :columns]
+        groups = columns // group if group else 1
+        scales, sums = bench.array((rows, groups + 3)), bench.array((rows, groups + 3), np.int32)
+        return cls(group, codes, scales[:, :groups], sums[:, :groups])
+
+    def fields(self) -> dict[str, int]:
+        """The fields of an operation that writes or reads them."""
+        return {
+            "x_group": self.group,
+            "x_codes": address(self.codes),
+            "x_stride": self.codes.strides[0],
+            "x_scales": address(self.scales),
+            "x_sums": address(self.sums),
+            "x_scale_stride": self.scales.strides[0],
+            "x_columns": self.codes.shape[1],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A packed matrix, and what it means."""
+
+    layout: Layout
+    buffer: NDArray[np.uint8]
+    exponent: int
+
+    @classmethod
+    def packed(cls, w: Float32, format_name: str, group: int) -> Weights:
+        """As conversion packs them."""
+        made = FORMATS[format_name].pack(w, group)
+        return cls(FORMATS[format_name].layout(*w.shape, group), made.buffer, made.exponent)
+
+    @classmethod
+    def of_codes(cls, codes: Codes, format_name: str, group: int, exponent: int = 0) -> Weights:
+        """Of codes, scales and zero points chosen by hand."""
+        layout = FORMATS[format_name].layout(*codes.codes.shape, group)
+        buffer = layout.empty()
+        layout.pack_codes(codes, 0, buffer)
+        return cls(layout, buffer, exponent)
+
+    @property
+    def quantised(self) -> naive.Quantised:
+        """The twin of an integer format."""
+        return naive.Quantised(self.layout.codes(self.buffer), self.exponent, self.layout.group)
+
+    @property
+    def dense(self) -> Array:
+        """What they mean: float64 (rows, cols) of an integer format, else float32."""
+        if self.layout.group:
+            return self.quantised.weights()
+        return self.layout.unpack(self.buffer, self.exponent)
+
+    def canonical(self, xs: Float32) -> Float32:
+        """The float32 (tokens, rows) that every kernel returns, without bias and the like."""
+        if self.layout.group:
+            return np.stack([naive.canonical_quantised_matvec(self.quantised, x) for x in xs])
+        return np.stack([naive.canonical_float_matvec(self.dense, x) for x in xs])
+
+    def fields(self, scale: float = 1.0) -> dict[str, int | float]:
+        """The fields of an operation that reads them."""
+        offsets = {part.name: part.offset for part in self.layout.parts}
+        start = address(self.buffer)
+        return {
+            "kind": int(_KINDS[self.layout.format.name]),
+            "panels": start,
+            "meta": start + offsets.get("meta", 0),
+            "blocks": self.layout.padded_rows // 16,
+            "columns": self.layout.padded_cols,
+            "group": self.layout.group,
+            "factor": 2.0**self.exponent * scale,
+        }
+
+
+def product(bench: Workbench, weights: Weights, xs: Float32, *, members: int = 1, **fields: Any) -> Float32:
+    """weights @ x for each row of xs (tokens, cols), by the operations QUANTISE and MATMUL: (tokens, rows).
+
+    fields: of MATMUL, to give other values to: bias, out (an array), add, factor
+    """
+    tokens, cols = xs.shape
+    x = Activations.room(bench, tokens, weights.layout.padded_cols, weights.layout.group)
+    out = fields.pop("out", None)
+    if out is None:
+        out = bench.array((tokens, weights.layout.padded_rows))
+    source = bench.copy(xs)
+    known = {"bias": 0, "add": 0, "rows": 0} | weights.fields() | x.fields()
+    program = Program()
+    program.add(
+        Opcode.QUANTISE,
+        **x.fields(),
+        rows=0,
+        source=address(source),
+        source_stride=source.strides[0],
+        width=cols,
+    )
+    program.add(Opcode.MATMUL, **(known | {"out": address(out), "out_stride": out.strides[0]} | fields))
+    bench.run(program, tokens, members=members)
+    return out[:, : weights.layout.rows]
