@@ -155,6 +155,7 @@ def test_a_load_that_fails_says_so_to_all_who_wait(
     service, loading, ear, later = serve(gate), LoadEar(), Ear(), Ear()
     service.load(PATH, SETTINGS, loading)
     service.submit(Request("r", (65,), BRIEF), ear)
+    until(lambda: service._early)
     gate.passed.set()
     for failed in (loading.wait(), ear.wait()):
         assert failed.kind == kind
