@@ -7,16 +7,20 @@ that is not written shows; `workbench` sees what is written elsewhere.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import platform
 from dataclasses import dataclass
 from functools import cache
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.core.build import TARGETS
+from engine.core.memory import aligned
 from engine.core.operations import (
     CHUNK_TOKENS,
     KV_F16,
@@ -273,6 +277,60 @@ def test_any_shape_of_product(bench, which, rows, blocks, tokens, members, seed)
     xs = (rng.standard_normal((tokens, 16 * blocks)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
     weights = Weights.packed(w, name, group)
     assert same_bits(product(bench, weights, xs, members=members), weights.canonical(xs))
+
+
+@pytest.fixture
+def float_mode():
+    """Gives a function that sets the float unit's control word of this thread, as careless libraries do."""
+    if platform.machine().lower() not in {"x86_64", "amd64"}:
+        pytest.skip("MXCSR is a register of x86-64")
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = llvm.parse_assembly("""
+        declare void @llvm.x86.sse.ldmxcsr(ptr)
+        define void @set(ptr %word) {
+            call void @llvm.x86.sse.ldmxcsr(ptr %word)
+            ret void
+        }""")
+    engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine())
+    call = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_uint32))(engine.get_function_address("set"))
+
+    def setter(word):
+        call(ctypes.byref(ctypes.c_uint32(word)))
+
+    yield setter
+    setter(0x1F80)
+    engine.close()
+
+
+@pytest.mark.parametrize("tier", TARGETS)
+def test_the_float_mode_of_the_process_changes_nothing(kernels, float_mode, tier):
+    """Subnormals flushed, rounding towards zero, in the calling thread and the one that starts the workers."""
+    w = np.full((48, 64), 1e-38, np.float32)
+    weights, xs = Weights.packed(w, "f32", 0), random(5, 64, seed=6) * np.float32(1e-3)
+    want = weights.canonical(xs)
+    assert (np.abs(want) > 0).all()
+    usable = kernels(tier)
+    float_mode(0x1F80 | 0x8040 | 0x6000)
+    bench = Workbench(usable)
+    try:
+        float_mode(0x1F80 | 0x8040 | 0x6000)
+        got = product(bench, weights, xs, members=3)
+    finally:
+        float_mode(0x1F80)
+        bench.close()
+    assert same_bits(got, want)
+
+
+@pytest.mark.parametrize("tier", TARGETS)
+def test_reading_reads_everything(kernels, tier):
+    """The entry point that measures bandwidth: every float counts in the maxima it leaves."""
+    values = aligned(64 * 100, np.float32)
+    values[:] = random(64 * 100, seed=22)
+    out = np.full(16, np.nan, np.float32)
+    kernels(tier).read(address(values), values.nbytes, address(out))
+    # Its four vectors start at zero.
+    assert same_bits(out, np.maximum(values.reshape(-1, 16).max(axis=0), np.float32(0)))
 
 
 # ---------------------------------------------------------------- embedding, norm, activation, angles
