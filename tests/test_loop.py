@@ -444,6 +444,22 @@ def test_cancel_from_within_a_sink(when: type[Event]) -> None:
     assert model.pages.available == model.pages.count
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_cancel_from_within_the_last_delta_ends_once(most: int) -> None:
+    model = toy(shape=saying(list(b"ab"), after=1))
+    loop, heard = Loop(model), []
+
+    def sink(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, Delta) and sum(isinstance(e, Delta) for e in heard) == most:
+            loop.cancel("r")
+
+    loop.add(Request("r", (65,), GREEDY.model_copy(update={"max_tokens": most})), sink)
+    run(loop)
+    ends = [event for event in heard if isinstance(event, Done)]
+    assert [(end.reason, end.text) for end in ends] == [("cancelled", "ab"[:most])]
+
+
 def test_an_interrupted_step_changes_nothing() -> None:
     steps = 0
 

@@ -46,7 +46,7 @@ _MOST_ALTERNATIVES = 100
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """A request on its way. `sent_tokens` of its tokens went out in deltas; `heard`: its sink still listens."""
+    """A request on its way. `sent_tokens` of its tokens went out in deltas."""
 
     request: Request
     sink: Sink
@@ -62,7 +62,6 @@ class _Answer:
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     sent_tokens: int = 0
-    heard: bool = True
 
     def usage(self, now_s: float) -> Usage:
         started_s = now_s if self.started_s is None else self.started_s
@@ -275,35 +274,35 @@ class Loop:
 
     def _done(self, answer: _Answer, reason: FinishReason) -> None:
         self._say(answer, answer.stream.finish())
-        self._forget(answer)
+        if not self._forget(answer):
+            return
         sequence = answer.sequence
-        self._emit(
-            answer,
-            Done(
-                answer.request.id,
-                reason,
-                "".join(answer.text),
-                answer.usage(self._clock()),
-                tuple(sequence.ids[sequence.prompt :].tolist()),
-                answer.notices,
-                tuple(answer.logprobs),
-            ),
+        done = Done(
+            answer.request.id,
+            reason,
+            "".join(answer.text),
+            answer.usage(self._clock()),
+            tuple(sequence.ids[sequence.prompt :].tolist()),
+            answer.notices,
+            tuple(answer.logprobs),
         )
+        _send(answer.sink, done)
 
     def _fail(self, answer: _Answer, error: Exception) -> None:
-        if answer.request.id not in self._answers:
-            return
-        self._forget(answer)
-        self._emit(answer, failure(answer.request.id, error, "".join(answer.text)))
+        if self._forget(answer):
+            _send(answer.sink, failure(answer.request.id, error, "".join(answer.text)))
 
-    def _forget(self, answer: _Answer) -> None:
+    def _forget(self, answer: _Answer) -> bool:
+        """Give up what the answer holds; False when it has ended already, by its sink's doing for example."""
+        if self._of.pop(answer.sequence, None) is None:
+            return False
+        del self._answers[answer.request.id]
         self._scheduler.finish(answer.sequence)
-        self._answers.pop(answer.request.id, None)
-        self._of.pop(answer.sequence, None)
+        return True
 
     def _emit(self, answer: _Answer, event: Event) -> None:
-        if answer.heard and not _send(answer.sink, event):
-            answer.heard = False
+        """Tell an answer that goes on; a sink that raises ends it."""
+        if answer.sequence in self._of and not _send(answer.sink, event):
             self._forget(answer)
 
 

@@ -29,7 +29,7 @@ from engine.text.tokenizer import Piece, Tokenizer
 
 __all__ = ["Decoder", "EncodedPrompt", "Model", "assembled", "prepared_kernels"]
 
-BATCH_TOKENS = 256
+_BATCH_TOKENS = 256
 """Tokens of the largest step: enough to spread the cost of reading the weights, few enough to be brief."""
 
 # No text has so many characters per token; what is longer than this many times the context cannot fit.
@@ -185,7 +185,7 @@ def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *
     tokenizer = Tokenizer.from_files(source.files)
     template = ChatTemplate.from_files(source.files)
     unread = weights.total_bytes if source.kind == "nook" and settings.load == "mmap" else 0
-    planned = plan(spec, unread, settings, memory(), threads=threads, batch_tokens=BATCH_TOKENS)
+    planned = plan(spec, unread, settings, memory(), threads=threads, batch_tokens=_BATCH_TOKENS)
     pool = PagePool(planned.pages, models.page_layout(spec, settings.kv))
     prefer_speed()
     uneven = here.nodes > 1 or not all(core.fast for core in here.cores)
@@ -198,7 +198,7 @@ def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *
             team,
             context=planned.context,
             kv=settings.kv,
-            max_tokens=BATCH_TOKENS,
+            max_tokens=_BATCH_TOKENS,
             max_sequences=settings.max_batch_size,
             max_wanted=max(most_wanted, settings.max_batch_size),
         )
@@ -222,7 +222,7 @@ def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *
         end_ids=end_ids,
         context=planned.context,
         most_running=settings.max_batch_size,
-        batch_tokens=BATCH_TOKENS,
+        batch_tokens=_BATCH_TOKENS,
         info=LoadedModel(
             path=source.path,
             name=source.name,
