@@ -1,9 +1,9 @@
 """Between the window and the engine: calls go out and return at once, events come back on the window's thread.
 
 The engine is imported here, on the desk thread, after the window is painted.
-Three kinds of threads exist besides the window's: the desk (import, inspecting,
-the library: one job after the other), the engine's own, and one per
-conversion. All are daemons: one that does not come back cannot hold up the end
+Besides the window's there are these threads: the desk (import and everything
+asked of the engine, in order), the engine's own, and one for each conversion,
+look at a folder or look at the library. All are daemons: one that does not come back cannot hold up the end
 of the program. Events are gathered for about 33 ms and text of one answer is
 joined, so the window hears at most 30 times a second, whatever the speed.
 """
@@ -139,7 +139,6 @@ class Conversions:
     def __init__(self) -> None:
         self.source: Path | None = None
         self.stop = threading.Event()
-        self.thread: threading.Thread | None = None
 
 
 class Bridge(QObject):
@@ -158,6 +157,7 @@ class Bridge(QObject):
         self._announced = False
         self._loads = 0
         self._closing = False
+        self._imported = threading.Event()  # or it failed, or it is too late
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._conversion = Conversions()
@@ -221,23 +221,23 @@ class Bridge(QObject):
 
     def refresh_library(self) -> None:
         """Look at the library again; Library follows."""
-        self._do(self._list_models)
+        self._aside("library", self._list_models)
 
     def inspect(self, path: Path) -> None:
         """Look at a dropped folder or file; Inspected follows."""
 
         def job() -> None:
             try:
-                report = self._api.inspect(path)
+                report = self._offered().inspect(path)
             except InglenookError as error:
                 self.post(Inspected(path, None, str(error)))
-            except Exception:  # noqa: BLE001 (a fault ends this job, not the desk; it is logged)
+            except Exception:  # noqa: BLE001 (a strange folder must not end the window; the log has it)
                 _log.exception("inspecting %s", path)
                 self.post(Inspected(path, None, tr("{name} could not be read; the log says more.", name=path.name)))
             else:
                 self.post(Inspected(path, report))
 
-        self._do(job)
+        self._aside("inspect", job)
 
     def remove_model(self, path: Path) -> None:
         """Delete a model of the library from the disk."""
@@ -251,7 +251,7 @@ class Bridge(QObject):
                 )
             self._list_models()
 
-        self._do(job)
+        self._aside("remove", job)
 
     def convert(self, report: api.ModelReport, conversion: Conversion, *, resume: bool) -> None:
         """Convert a source into the library; Converting ..., then Converted follow. One at a time."""
@@ -259,7 +259,7 @@ class Bridge(QObject):
         state = Conversions()
         state.source = report.path
         self._conversion = state
-        state.thread = self._thread("convert", lambda: self._convert(state, report, conversion, resume=resume))
+        self._thread("convert", lambda: self._convert(state, report, conversion, resume=resume))
 
     def cancel_conversion(self) -> None:
         """Stop the conversion at its next step."""
@@ -279,6 +279,7 @@ class Bridge(QObject):
             self._waiting.clear()
         self._gather.stop()
         self._conversion.stop.set()
+        self._imported.set()
         self._jobs.put(None)
         self._thread("close", self._close_engine)
 
@@ -350,6 +351,21 @@ class Bridge(QObject):
         return thread
 
     def _do(self, job: Callable[[], None], request_id: str | None = None) -> None:
+        """On the desk, after everything that was asked for before."""
+        self._jobs.put(self._guarded(job, request_id))
+
+    def _aside(self, name: str, job: Callable[[], None]) -> None:
+        """On a thread of its own: a slow disk must not keep "stop" waiting on the desk."""
+        guarded = self._guarded(job)
+
+        def work() -> None:
+            self._imported.wait()
+            if not self._closing:
+                guarded()
+
+        self._thread(name, work)
+
+    def _guarded(self, job: Callable[[], None], request_id: str | None = None) -> Callable[[], None]:
         def guarded() -> None:
             try:
                 job()
@@ -359,7 +375,7 @@ class Bridge(QObject):
                 _log.exception("a job of the window")
                 self._fail(tr("Something went wrong inside Inglenook; the log says more."), request_id)
 
-        self._jobs.put(guarded)
+        return guarded
 
     def _fail(self, sentence: str, request_id: str | None) -> None:
         if request_id is None or self._api is None:
@@ -381,7 +397,9 @@ class Bridge(QObject):
             reason = str(error) if isinstance(error, InglenookError) else f"{type(error).__name__}: {error}"
             self.post(EngineReady(tr("The engine could not be started ({reason}).", reason=reason)))
             return
-        self._list_models()
+        finally:
+            self._imported.set()
+        self._guarded(self._list_models)()
         self.post(EngineReady())
 
     def _running(self) -> api.Engine:
@@ -389,12 +407,19 @@ class Bridge(QObject):
             raise InglenookError(tr("The engine is not running."))
         return self._engine
 
+    def _offered(self) -> Any:
+        """What the engine offers to faces."""
+        if self._api is None:
+            raise InglenookError(tr("The engine is not running."))
+        return self._api
+
     def _list_models(self) -> None:
+        offered = self._offered()
         entries = [
             ModelEntry(model.path, model.name, model.format, model.disk_bytes, model.parameters, model.context)
-            for model in self._api.library_models()
+            for model in offered.library_models()
         ]
-        starter = self._api.starter_path()
+        starter = offered.starter_path()
         if starter is not None:
             name = Path(starter).stem.split(".")[0]  # the rest names its quantisation
             entries.append(ModelEntry(Path(starter), name, tr("starter model"), starter=True))
@@ -423,7 +448,7 @@ class Bridge(QObject):
             sentence = tr("The conversion failed inside Inglenook; the log says more.")
         state.source = None
         if out is not None:
-            self._do(self._list_models)
+            self._guarded(self._list_models)()
         self.post(Converted(source, out, sentence))
 
     def _close_engine(self) -> None:

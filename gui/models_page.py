@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QRectF, QSize, Qt, QUrl, Signal
-from PySide6.QtGui import QDesktopServices, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtGui import (
+    QDesktopServices,
+    QDragEnterEvent,
+    QDragLeaveEvent,
+    QDropEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QResizeEvent,
+)
 from PySide6.QtWidgets import (
     QAbstractButton,
     QButtonGroup,
@@ -29,7 +38,7 @@ from engine.settings import Conversion
 from gui.bridge import Converted, Converting, Inspected, ModelEntry
 from gui.controls import Elided, IconButton, button, label, small_icon
 from gui.dialogs import confirm
-from gui.drop import Drop, read_paths
+from gui.drop import Drop, accepts, read_drop, read_paths
 from gui.i18n import tr
 from gui.icons import paint_icon
 from gui.session import Session
@@ -50,7 +59,7 @@ class ModelsPage(QScrollArea):
     """One card that goes through the steps of adding a model, and the library."""
 
     chat_asked = Signal(Path)
-    dropped = Signal(object)  # a Drop chosen by dialog
+    dropped = Signal(object)  # a Drop, from the zone or the dialog
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -76,6 +85,7 @@ class ModelsPage(QScrollArea):
         column.addWidget(label(tr("Models"), "title"))
         self.drop_zone = DropZone()
         self.drop_zone.clicked.connect(self._browse)
+        self.drop_zone.dropped.connect(self.dropped, Qt.ConnectionType.QueuedConnection)
         column.addWidget(self.drop_zone)
         self._card = QVBoxLayout()
         column.addLayout(self._card)
@@ -212,9 +222,12 @@ class ModelsPage(QScrollArea):
 class DropZone(QAbstractButton):
     """Where a model's folder is dropped; a click or Enter opens a dialog instead."""
 
+    dropped = Signal(object)
+
     def __init__(self) -> None:
         super().__init__()
         self.setObjectName("dropZone")
+        self.setAcceptDrops(True)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -238,10 +251,25 @@ class DropZone(QAbstractButton):
         self.setAccessibleDescription(detail)
         self.update()
 
-    def show_hot(self, hot: bool) -> None:  # noqa: FBT001 (a state)
-        """Something is held over the window."""
+    def _show_hot(self, hot: bool) -> None:  # noqa: FBT001 (a state)
         self._hot = hot
         self.update()
+
+    @override
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        if accepts(event.mimeData()):
+            event.acceptProposedAction()
+            self._show_hot(True)
+
+    @override
+    def dragLeaveEvent(self, event: QDragLeaveEvent) -> None:
+        self._show_hot(False)
+
+    @override
+    def dropEvent(self, event: QDropEvent) -> None:
+        self._show_hot(False)
+        event.acceptProposedAction()
+        self.dropped.emit(read_drop(event.mimeData()))
 
     @override
     def sizeHint(self) -> QSize:

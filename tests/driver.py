@@ -56,6 +56,7 @@ class Driver:
         if show:
             self.window.resize(1280, 800)
             self.window.show()
+            self.window.activateWindow()  # shortcuts belong to the active window
             if wait:
                 self.until(lambda: self.session.engine_ready)
                 if model:

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QMimeData, QPoint, Qt
-from PySide6.QtGui import QAccessible, QColor, QDragEnterEvent, QInputMethodEvent
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtGui import QAccessible, QColor, QDragEnterEvent, QDropEvent, QInputMethodEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -424,9 +424,7 @@ def test_every_control_shows_the_range_of_its_setting(open_window):
 
 
 def test_a_message_written_while_the_model_loads_waits_for_it(open_window):
-    script = ScriptedApi(Path())
     driver = open_window(wait=False)
-    del script
     driver.script.step_s = 0.3
     driver.until(lambda: driver.session.state.kind == "loading")
     driver.send("early")
@@ -657,6 +655,53 @@ def test_the_drop_sign_comes_and_goes(open_window):
     assert driver.window._sign.isVisible()
     driver.drop_mime(mime)
     assert not driver.window._sign.isVisible()
+
+
+def test_the_drop_zone_takes_drops_itself(open_window):
+    driver = open_window(model=False)
+    driver.click("pageModels")
+    zone = driver.find("dropZone")
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(driver.folder))])
+    copy, left, none = Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+    QApplication.sendEvent(zone, QDragEnterEvent(QPoint(9, 9), copy, mime, left, none))
+    QApplication.sendEvent(zone, QDropEvent(QPointF(9, 9), copy, mime, left, none))
+    driver.until(lambda: driver.has("convert"))
+
+
+def test_a_slow_folder_keeps_nothing_waiting(open_window):
+    driver = open_window()
+    looked = threading.Event()
+    driver.script.reports = lambda path: looked.wait(20)
+    driver.drop(driver.folder)
+    driver.script.tokens, driver.script.token_s = ["word "] * 1000, 0.01
+    driver.click("pageChat")
+    driver.send("go")
+    driver.until(lambda: "word" in driver.transcript.visible_text())
+    driver.click("stop")
+    driver.until(lambda: not driver.session.running, 1500)
+    looked.set()
+
+
+def test_stop_right_after_sending(open_window):
+    driver = open_window()
+    driver.script.tokens, driver.script.token_s = ["word "] * 1000, 0.01
+    driver.send("go")
+    driver.session.stop()
+    driver.until(lambda: not driver.session.running, 1500)
+    assert driver.session.chat.turns[-1].message.reason == "cancelled"
+
+
+def test_a_library_that_cannot_be_read_is_said(open_window):
+    script = ScriptedApi(Path())
+
+    def broken():
+        raise PermissionError("models")
+
+    script.library_models = broken
+    driver = open_window(model=False, script=script)
+    driver.until(driver.banners)
+    assert driver.session.engine_ready
 
 
 def test_a_model_is_removed_after_asking(open_window):
