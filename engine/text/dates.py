@@ -26,7 +26,7 @@ _MONTHS = (
     "November",
     "December",
 )
-_NUMERIC = "dfGHIjmMSuUVwWyYzZ"
+_NUMERIC = "dfgGHIjmMSuUVwWyYzZ"
 _COMPOSED = {
     "c": "%a %b %e %H:%M:%S %Y",
     "D": "%m/%d/%y",

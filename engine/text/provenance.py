@@ -104,6 +104,9 @@ class Text(str):
         return self._three(len(before), len(found), len(after))
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> Text:
+        if len(new) < 3 and self._spans == ((0, len(self)),):
+            # No control token is that short, so what is put into content may be content: a long text takes one step.
+            return Text(str.replace(self, old, new, count))
         times = count.__index__()
         if not old:  # between all characters
             if times == 0:

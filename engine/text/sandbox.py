@@ -35,12 +35,22 @@ __all__ = ["ExhaustedError", "RaisedError", "Sandbox"]
 # messages at each one: a thousand take two seconds then.
 _MOST_CPU_S = 1.0
 _MOST_CPU_PER_MESSAGE_S = 0.006
+_MOST_CPU_PER_CHARACTER_S = 1e-6
 _MOST_WAIT = 3
+_STEPS_PER_CHECK = 32
 # Characters of one string, and of all strings made in one rendering, besides what the conversation itself holds.
 _MOST_CHARACTERS = 1 << 20
 _MOST_WORK = 1 << 26
 _MOST_ITEMS = 1 << 20
 _MOST_BITS = 4096
+_SEQUENCES = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
+# What shows nothing but itself, or what `_walk` finds in it.
+_TRANSPARENT = (
+    *(type(None), bool, int, float, range, jinja2.Undefined),
+    *(*_SEQUENCES, Mapping, jinja2.utils.Namespace),
+)
+# What jinja2 itself passes to filters.
+_PASSED = (Context, nodes.EvalContext, jinja2.Environment)
 # Bytes that one object in a list takes, in the currency of characters.
 _OBJECT_COST = 64
 
@@ -51,7 +61,7 @@ _GROWING_FILTERS = {"batch", "center", "indent", "slice", "wordwrap"}
 # Widths of four digits and more, in a pattern for str.format and for the operator %.
 _WIDE_FORMAT = re.compile(r"\{[^{}]*(\{|:[^{}]*\d{4})")
 _WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #0]*\d*\.?(\d{4}|\*)")
-# Filters that look into containers without writing them out.
+# Filters that look into containers without writing them out; their results are what was in there.
 _LOOKING_FILTERS = {
     "attr",
     "batch",
@@ -79,6 +89,8 @@ _LOOKING_FILTERS = {
     "sum",
     "unique",
 }
+# Filters that are one method of `Text`, or ours, so that their results are marked exactly.
+_FOLLOWED_FILTERS = {"capitalize", "format", "join", "lower", "replace", "string", "trim", "upper"}
 # Without use in a prompt, and a risk to time or determinism.
 _REMOVED_FILTERS = ("filesizeformat", "pprint", "random", "urlize", "xmlattr")
 _REMOVED_GLOBALS = ("lipsum",)
@@ -102,26 +114,37 @@ class _Budget:
         """
         self._longest = _MOST_CHARACTERS + 8 * characters
         self._work = _MOST_WORK + (64 + 4 * messages) * characters
-        self._cpu_s = _MOST_CPU_S + _MOST_CPU_PER_MESSAGE_S * messages
+        self._cpu_s = _MOST_CPU_S + _MOST_CPU_PER_MESSAGE_S * messages + _MOST_CPU_PER_CHARACTER_S * characters
         self._cpu_began_s = time.thread_time()
         self._began_s = time.monotonic()
+        self._unchecked = 0
 
     def check(self) -> None:
         """To be called in every step."""
+        # Reading the clocks takes longer than most steps.
+        self._unchecked += 1
+        if self._unchecked < _STEPS_PER_CHECK:
+            return
+        self._unchecked = 0
         cpu_s = time.thread_time() - self._cpu_began_s
         wait_s = time.monotonic() - self._began_s
         if cpu_s > self._cpu_s or (4 * cpu_s > self._cpu_s and wait_s > _MOST_WAIT * self._cpu_s):
             raise ExhaustedError("it runs longer than any prompt needs")
 
-    def spend(self, characters: int) -> None:
+    def write(self, characters: int) -> None:
         """Before, or after, a string of that length is made."""
-        self._work -= characters
+        self.spend(characters)
+        self.fit(characters)
+
+    def spend(self, work: int) -> None:
+        """For anything else that is made, in the currency of characters."""
+        self._work -= work
         if self._work < 0:
             raise ExhaustedError("it makes more text than any prompt needs")
-        self.fit(characters)
 
     def fit(self, characters: int) -> None:
         """While a string grows that has this length by now."""
+        self._unchecked += characters >> 12
         self.check()
         if characters > self._longest:
             raise ExhaustedError("it makes more text than any prompt needs")
@@ -212,7 +235,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             texts.append(self.text(part))
             total += len(texts[-1])
             self.budget.fit(total)
-        self.budget.spend(total)
+        self.budget.write(total)
         return joined(texts)
 
     def text(self, value: Any) -> str:
@@ -245,11 +268,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, (dict, list, tuple)):
             return result  # what it holds carries its own mark
         if isinstance(result, str):
-            self.budget.spend(len(result))
+            self.budget.write(len(result))
             if not isinstance(result, Text) or name in {"format", "format_map"}:
-                return _marked(result, (owner, args, kwargs))
-        elif isinstance(result, list):
+                return _marked(result, (owner if name else None, args, kwargs))
+        elif isinstance(result, list) and not name:
             self.budget.spend(_OBJECT_COST * len(result))
+        elif isinstance(result, (bytes, bytearray)):
+            raise jinja2.exceptions.SecurityError("bytes are of no use in a prompt")
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -260,7 +285,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.bound_operation(operator, left, right)
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, str):
-            self.budget.spend(len(result))
+            self.budget.write(len(result))
         return result
 
     def _generate(
@@ -284,15 +309,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         @wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             self.budget.check()
-            data = [argument for argument in args if not isinstance(argument, (Context, nodes.EvalContext))]
+            data = [argument for argument in args if not isinstance(argument, _PASSED)]
             if name in _GROWING_FILTERS:
                 self._bound_product(data, kwargs)
             if name not in _LOOKING_FILTERS:
                 self.budget.size([argument for argument in data if not isinstance(argument, str)])
             result = function(*args, **kwargs)
-            if isinstance(result, str):
-                self.budget.spend(len(result))
-                if not isinstance(result, Text) and name not in _LOOKING_FILTERS:
+            if isinstance(result, str) and name not in _LOOKING_FILTERS:
+                self.budget.write(len(result))
+                if name not in _FOLLOWED_FILTERS or not isinstance(result, Text):
                     return _marked(result, (data, kwargs))
             elif isinstance(result, list):
                 self.budget.spend(_OBJECT_COST * len(result))
@@ -302,10 +327,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _bound(self, name: str, owner: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
-            self.budget.spend(len(owner) + owner.count(args[0]) * len(args[1]))
+            self.budget.write(len(owner) + owner.count(args[0]) * len(args[1]))
         elif name == "join" and args:
             size = self.budget.size(args[0]) if isinstance(args[0], (list, tuple, set, Mapping, str)) else 0
-            self.budget.spend(size * (1 + len(owner)))
+            self.budget.write(size * (1 + len(owner)))
         elif name in {"format", "format_map"}:
             self._bound_format(_WIDE_FORMAT, owner, owner.count("{"), (args, kwargs))
         elif name in {"split", "rsplit", "splitlines"}:
@@ -318,12 +343,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             abs(value) if isinstance(value, int) else self.budget.size(value) for value in (*args, *kwargs.values())
         ]
         largest = max(sizes, default=0)
-        self.budget.spend((largest + 1) * (sum(sizes) - largest + 1))
+        self.budget.write((largest + 1) * (sum(sizes) - largest + 1))
 
     def _bound_format(self, wide: re.Pattern[str], pattern: str, fields: int, values: Any) -> None:
         if wide.search(pattern):
             raise ExhaustedError("it formats with a width that no prompt needs")
-        self.budget.spend(len(pattern) + fields * (1000 + self.budget.size(values)))
+        self.budget.write(len(pattern) + fields * (1000 + self.budget.size(values)))
 
     def bound_operation(self, operator: str, left: Any, right: Any) -> None:
         """Refuse `left operator right` when the result would be huge."""
@@ -334,7 +359,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "*":
             sequence, times = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(sequence, str) and isinstance(times, int):
-                self.budget.spend(len(sequence) * max(0, times))
+                self.budget.write(len(sequence) * max(0, times))
             elif isinstance(sequence, (list, tuple)) and isinstance(times, int):
                 self._bound_items(len(sequence) * max(0, times))
         elif operator == "+" and isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
@@ -374,7 +399,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         width = len(indent) if isinstance(indent, str) else abs(indent or 0)
         if width > 16 or sum(map(len, separators or ())) > 16:
             raise ExhaustedError("it writes JSON wider than any prompt needs")
-        self.budget.spend(self.budget.size(value) * (1 + width))
+        self.budget.write(self.budget.size(value) * (1 + width))
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     def _raise_exception(self, message: Any = "") -> None:
@@ -402,7 +427,7 @@ def _join(environment: Sandbox, value: Iterable[Any], d: Any = "", attribute: st
     parts: list[Any] = []
     for item in value:
         parts += (separator, item)
-        environment.budget.spend(len(separator))
+        environment.budget.write(len(separator))
     return environment.chain(parts[1:])
 
 
@@ -425,9 +450,12 @@ def _marked(result: str, origin: Any) -> str:
 
 
 def _has_content(value: Any) -> bool:
-    """Whether any string in `value` holds content."""
+    """Whether there is content in `value`; an object that may show anything counts as if."""
     for count, item in enumerate(_walk(value)):
-        if count > _MOST_ITEMS or (isinstance(item, str) and spans_of(item)):
+        if isinstance(item, str):
+            if spans_of(item):
+                return True
+        elif count > _MOST_ITEMS or not isinstance(item, _TRANSPARENT):
             return True
     return False
 
@@ -443,5 +471,5 @@ def _walk(value: Any) -> Iterator[Any]:
         if isinstance(item, Mapping):
             pending += item.keys()
             pending += item.values()
-        elif isinstance(item, (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)):
+        elif isinstance(item, _SEQUENCES):
             pending += item
