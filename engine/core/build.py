@@ -116,7 +116,7 @@ def _module_of(function: Any, name: str, arguments: int) -> Any:
     names = ", ".join(f"a{i}" for i in range(arguments))
     scope: dict[str, Any] = {"function": function}
     exec(f"def entry({names}):\n    function({names})", scope)  # noqa: S102 - cfunc takes no varargs
-    compiled = cfunc(types.void(*[types.int64] * arguments), nopython=True, error_model="numpy")(scope["entry"])
+    compiled: Any = cfunc(types.void(*[types.int64] * arguments), error_model="numpy")(scope["entry"])
     module = llvm.parse_assembly(compiled._library.get_llvm_str())  # noqa: SLF001 - the linked module has no public name
     for value in (*module.functions, *module.global_variables):
         if not value.is_declaration and value.name != compiled.native_name:
@@ -132,18 +132,18 @@ def _report_functions() -> None:
 
     finished = 0
 
-    class Reporter(event.Listener):  # type: ignore[misc]
+    class Reporter(event.Listener):
         def on_start(self, event: Any) -> None:
-            pass
+            """Nothing is finished yet."""
 
-        def on_end(self, event: Any) -> None:
+        def on_end(self, event: Any) -> None:  # noqa: ARG002 - numba's signature
             nonlocal finished
             finished += 1
             # What follows the functions, optimising them as a whole, takes the last quarter.
             sys.stdout.write(f"{min(finished, 3 * _STEPS // 4)}/{_STEPS} kernels\n")
             sys.stdout.flush()
 
-    event.register("numba:compile", Reporter())
+    event.register("numba:compile", Reporter())  # type: ignore[no-untyped-call]
 
 
 def _write(tier: str, out: Path) -> None:

@@ -78,7 +78,8 @@ def _key(tier: str) -> str:
     """A hash of all that decides the object code."""
     digest = hashlib.sha256()
     root = Path(__file__).parent
-    for path in sorted((*(root / "kernels").glob("*.py"), *(root / f"{n}.py" for n in ("build", "control", "operations")))):
+    others = [root / f"{name}.py" for name in ("build", "control", "operations")]
+    for path in sorted([*(root / "kernels").glob("*.py"), *others]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     for package in ("numba", "llvmlite"):
         digest.update(importlib.metadata.version(package).encode() + b"\0")

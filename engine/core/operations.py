@@ -168,7 +168,7 @@ class Program:
     def __init__(self) -> None:
         self._rows: list[list[int]] = []
 
-    def add(self, opcode: Opcode, **values: int | float) -> None:
+    def add(self, opcode: Opcode, **values: int | float) -> None:  # noqa: PYI041 - the two travel differently
         """Append an operation; every field must be given, floats are converted."""
         names = FIELDS[opcode]
         if set(values) != set(names):
@@ -179,7 +179,7 @@ class Program:
         self._rows.append(row + [0] * (ROW_WORDS - len(row)))
 
     def table(self) -> NDArray[np.int64]:
-        """int64 (operations, ROW_WORDS)"""
+        """int64 (operations, ROW_WORDS)."""
         return np.array(self._rows, np.int64).reshape(-1, ROW_WORDS)
 
     def __len__(self) -> int:

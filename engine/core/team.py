@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import sys
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -62,14 +61,15 @@ class Team:
         def address(function: object) -> int:
             return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
-        if sys.platform == "linux":
+        system = platform.system()
+        if system == "Linux":
             self._words[CONTROL["system"]] = 0
             self._words[CONTROL["number"]] = 202 if platform.machine() == "x86_64" else 98  # futex
             call = address(ctypes.CDLL(None).syscall)
             return call, call
-        if sys.platform == "win32":
+        if system == "Windows":
             self._words[CONTROL["system"]] = 1
-            library = ctypes.WinDLL("api-ms-win-core-synch-l1-2-0.dll")
+            library = ctypes.CDLL("api-ms-win-core-synch-l1-2-0.dll")
             return address(library.WaitOnAddress), address(library.WakeByAddressAll)
         self._words[CONTROL["system"]] = 2
         call = address(ctypes.CDLL(None).usleep)
@@ -109,6 +109,7 @@ class Team:
         self._words[CONTROL["cancel"]] = 1
 
     def clear_cancel(self) -> None:
+        """Let runs go on again."""
         self._words[CONTROL["cancel"]] = 0
 
     def close(self) -> None:

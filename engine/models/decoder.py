@@ -194,14 +194,14 @@ class Decoder:
         assert sequences <= self.max_sequences, f"a batch of {sequences} sequences exceeds {self.max_sequences}"
         assert wanted <= self.max_wanted, f"{wanted} rows of logits exceed {self.max_wanted}"
         tables = np.ascontiguousarray(batch.tables, np.int32)
-        rows_of_tables = tables.ctypes.data + batch.sequence_of.astype(np.int64) * tables.strides[0]
+        rows_of_tables: NDArray[np.int64] = tables.ctypes.data + batch.sequence_of.astype(np.int64) * tables.strides[0]
         starts = np.flatnonzero(np.diff(batch.sequence_of, prepend=-1))
         segments = self._segments[: len(starts)]
         segments[:, 0] = starts
         segments[:, 1] = np.diff(starts, append=tokens)
         segments[:, 2] = batch.positions[starts]
         segments[:, 3] = rows_of_tables[starts]
-        arrays = {
+        arrays: dict[str, NDArray[np.int32] | NDArray[np.int64]] = {
             "ids": np.ascontiguousarray(batch.ids, np.int32),
             "positions": np.ascontiguousarray(batch.positions, np.int32),
             "wanted_rows": np.ascontiguousarray(batch.wanted, np.int32),
@@ -242,7 +242,7 @@ class Decoder:
         return raw[start : start + size]
 
     def _floats(self, rows: int, columns: int) -> NDArray[np.float32]:
-        """float32 (rows, columns)"""
+        """float32 (rows, columns)."""
         return self._room(4 * rows * columns).view(np.float32).reshape(rows, columns)
 
     def _tensor(self, name: str) -> Tensor:
@@ -284,7 +284,9 @@ class Decoder:
             for layer in spec.layers
         )
         self._wide = self._floats(self.max_tokens, -(-widest // 16) * 16)
-        self._attended = self._floats(self.max_tokens, max(l.attention.heads * l.attention.head_dim for l in spec.layers))
+        self._attended = self._floats(
+            self.max_tokens, max(layer.attention.heads * layer.attention.head_dim for layer in spec.layers)
+        )
         self._activations = self._activation_rooms()
         angles = self._lower_angles(program)
         embedding = self._tensor("embedding")
@@ -387,7 +389,7 @@ class Decoder:
         partials = self._floats(self.max_sequences, part * chunks)
         return queries.ctypes.data, scales.ctypes.data, partials.ctypes.data, chunks
 
-    def _lower_attention(
+    def _lower_attention(  # noqa: PLR0917 - what the layer is, and where its memory lies
         self,
         program: Program,
         number: int,

@@ -26,7 +26,6 @@ from engine.core.kernels import fields as at
 from engine.core.kernels.common import load_float, share_first, significant
 from engine.core.kernels.rows import normalise
 from engine.core.kernels.simd import (
-    kernel,
     HAS_VNNI512,
     absolute,
     drop_first,
@@ -36,6 +35,7 @@ from engine.core.kernels.simd import (
     int32,
     int64,
     keep_first,
+    kernel,
     load_f16x16,
     load_f32,
     load_f32x16,
@@ -52,11 +52,10 @@ from engine.core.kernels.simd import (
     store_f32,
     store_f32x16,
     store_i8,
-    store_i64,
     store_i32_as_i16,
+    store_i64,
     sum_lanes,
     tiles,
-    to_float,
 )
 from engine.core.operations import CHUNK_TOKENS, KV_F16, KV_F32, KV_INT8, PAGE_TOKENS
 
@@ -331,7 +330,8 @@ def all_rows(make):
             left -= LARGE
         while left >= MEDIUM:
             medium(first, first_stride, second, second_stride, out, out_stride, a, b, c, d, e)
-            first, second, out = first + MEDIUM * first_stride, second + MEDIUM * second_stride, out + MEDIUM * out_stride
+            first, second = first + MEDIUM * first_stride, second + MEDIUM * second_stride
+            out += MEDIUM * out_stride
             left -= MEDIUM
         while left > 0:
             small(first, first_stride, second, second_stride, out, out_stride, a, b, c, d, e)
@@ -492,8 +492,10 @@ def attend(row, state, member, members):
             for chunk in range(low, high + 1):
                 for kv_head in range(kv_heads):
                     if unit % members == member:
-                        partial = load_i64(row + at.ATTEND_PARTIALS)
-                        attend_tile(row, state, member, first_row, 1, start, pages, kv_head, chunk, chunk, partial, segment)
+                        part = load_i64(row + at.ATTEND_PARTIALS)
+                        attend_tile(
+                            row, state, member, first_row, 1, start, pages, kv_head, chunk, chunk, part, segment
+                        )
                     unit += 1
             continue
         for tile in range((count + tile_tokens - 1) // tile_tokens):
@@ -504,7 +506,8 @@ def attend(row, state, member, members):
             high = (position + tokens - 1) // CHUNK_TOKENS
             for kv_head in range(kv_heads):
                 if unit % members == member:
-                    attend_tile(row, state, member, first_row + first, tokens, position, pages, kv_head, low, high, 0, 0)
+                    here = first_row + first
+                    attend_tile(row, state, member, here, tokens, position, pages, kv_head, low, high, 0, 0)
                 unit += 1
 
 

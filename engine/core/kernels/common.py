@@ -1,10 +1,14 @@
 """What several kernels share: reading fields, splitting work, rows of the batch, quantising activations."""
 
-
 from engine.core.kernels import fields as at
 from engine.core.kernels.simd import (
-    kernel,
+    F32,
+    F64,
+    _pointer,
     absolute,
+    float32,
+    int64,
+    kernel,
     load_f32x16,
     load_i32,
     load_i64,
@@ -19,12 +23,6 @@ from engine.core.kernels.simd import (
     store_i32,
     store_i32_as_i8,
     sum_int_lanes,
-    F32,
-    F64,
-    I64,
-    float32,
-    int64,
-    _pointer,
 )
 from engine.core.operations import RowSet
 

@@ -1,8 +1,7 @@
 """The entry points that object code exports: name, function, and how many int64 arguments."""
 
-
 from engine.core.kernels import team
-from engine.core.kernels.simd import kernel, load_f32x16, maximum, prefetch_l2, splat_f32, store_f32x16, float32
+from engine.core.kernels.simd import float32, kernel, load_f32x16, maximum, prefetch_l2, splat_f32, store_f32x16
 
 
 @kernel

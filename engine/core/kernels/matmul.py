@@ -7,16 +7,15 @@ output is fixed and does not depend on the tile: groups in order for int4 and
 int8, four chains of columns for floats.
 """
 
-
 from engine.core.kernels import fields as at
 from engine.core.kernels.common import batch_rows, load_float, share_first
 from engine.core.kernels.simd import (
-    kernel,
     BYTES_START,
     HAS_VNNI512,
     NIBBLE_CHUNK,
     high_nibbles,
     int64,
+    kernel,
     load_bf16x16,
     load_f16x16,
     load_f32x16,

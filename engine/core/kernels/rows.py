@@ -1,15 +1,14 @@
 """Kernels that work on one token's row at a time: embedding, norm, activation function, angles."""
 
-
 from engine.core.kernels import fields as at
 from engine.core.kernels.common import batch_rows, load_float, put_activations, share_first, source_row
 from engine.core.kernels.simd import (
-    kernel,
     exp,
     float32,
     float64,
     fma,
     int64,
+    kernel,
     load_bf16,
     load_f16,
     load_f32,
@@ -108,7 +107,9 @@ def quantise(row, state, member, members):
     units = batch_rows(row, state) * pieces
     for unit in range(share_first(units, member, members), share_first(units, member + 1, members)):
         index, first = unit // pieces, unit % pieces * PIECE
-        source = load_i64(row + at.QUANTISE_SOURCE) + source_row(row, state, index) * load_i64(row + at.QUANTISE_SOURCE_STRIDE)
+        source = load_i64(row + at.QUANTISE_SOURCE) + source_row(row, state, index) * load_i64(
+            row + at.QUANTISE_SOURCE_STRIDE
+        )
         put_activations(row, index, source, width, first, min(first + PIECE, columns))
 
 
@@ -124,7 +125,9 @@ def activate(row, state, member, members):
     for unit in range(share_first(units, member, members), share_first(units, member + 1, members)):
         index, first = unit // pieces, unit % pieces * PIECE
         last = min(first + PIECE, columns)
-        gates = load_i64(row + at.ACTIVATE_SOURCE) + source_row(row, state, index) * load_i64(row + at.ACTIVATE_SOURCE_STRIDE)
+        gates = load_i64(row + at.ACTIVATE_SOURCE) + source_row(row, state, index) * load_i64(
+            row + at.ACTIVATE_SOURCE_STRIDE
+        )
         for column in range(first, min(last, width), 16):
             gate = load_f32x16(gates + 4 * column)
             up = load_f32x16(gates + 4 * (width + column))

@@ -27,7 +27,8 @@ import platform
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin, models, register_model
 
 TIER = os.environ.get("INGLENOOK_TIER", "generic")
 X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -112,9 +113,9 @@ def operation(result, *arguments):
             return context.get_dummy_value() if result is void else value
 
         # numba reads the parameter list of the function it decorates.
-        names = ", ".join(f"a{i}" for i in range(len(arguments)))
+        names = [f"a{i}" for i in range(len(arguments))]
         scope = {"signature": signature, "codegen": codegen}
-        exec(f"def {body.__name__}(typing_context{', ' if names else ''}{names}):\n    return signature, codegen", scope)
+        exec(f"def {body.__name__}({', '.join(['context', *names])}):\n    return signature, codegen", scope)
         return intrinsic(scope[body.__name__])
 
     return decorate
@@ -400,22 +401,19 @@ def fma(typing_context, x, y, z):
     return x(x, x, x), lambda _context, builder, _signature, values: _fma(builder, *values)
 
 
-def _binary(name, integer, real):
-    @intrinsic
-    def apply(typing_context, x, y):
-        method = real if x.element == "f32" else integer
-        return x(x, x), lambda _context, builder, _signature, values: getattr(builder, method)(*values)
+def _define(symbol, integer, real):
+    """`x symbol y` for two vectors of one type."""
 
-    apply.__name__ = name
-    return apply
+    @infer_global(symbol)
+    class VectorOperator(AbstractTemplate):
+        def generic(self, args, _kws):
+            if len(args) == 2 and isinstance(args[0], Vec) and args[0] == args[1]:
+                return args[0](*args)
+            return None
 
-
-def _register(symbol, function):
-    @overload(symbol)
-    def vector_operator(x, y):
-        if isinstance(x, Vec) and x == y:
-            return lambda x, y: function(x, y)
-        return None
+    @lower_builtin(symbol, Vec, Vec)
+    def lower(_context, builder, signature, values):
+        return getattr(builder, real if signature.return_type.element == "f32" else integer)(*values)
 
 
 for _symbol, _integer, _real in (
@@ -423,11 +421,8 @@ for _symbol, _integer, _real in (
     (operator.sub, "sub", "fsub"),
     (operator.mul, "mul", "fmul"),
     (operator.truediv, "", "fdiv"),
-    (operator.and_, "and_", ""),
-    (operator.or_, "or_", ""),
-    (operator.xor, "xor", ""),
 ):
-    _register(_symbol, _binary(_symbol.__name__, _integer, _real))
+    _define(_symbol, _integer, _real)
 
 
 def _maximum(builder, x, y):
@@ -691,7 +686,11 @@ def tiles(count):
     @operation(chunk, chunk, i8x64, int64, int64)
     def dot_nibbles(builder, tile, nibbles, x, stride):
         """tile[m] += nibbles . four activations at x + m * stride."""
-        return _map(builder, tile, lambda m, total: _dot_nibbles(builder, total, nibbles, four_bytes(builder, x, stride, m)))
+
+        def one(m, total):
+            return _dot_nibbles(builder, total, nibbles, four_bytes(builder, x, stride, m))
+
+        return _map(builder, tile, one)
 
     @operation(integers, integers, chunk)
     def widened(builder, tile, narrow):
@@ -699,7 +698,10 @@ def tiles(count):
 
     @operation(integers, integers, i8x64, int64, int64)
     def dot_bytes(builder, tile, weights, x, stride):
-        return _map(builder, tile, lambda m, total: _dot_bytes(builder, total, weights, four_bytes(builder, x, stride, m)))
+        def one(m, total):
+            return _dot_bytes(builder, total, weights, four_bytes(builder, x, stride, m))
+
+        return _map(builder, tile, one)
 
     @operation(integers, int32, int64, int64)
     def sums_times(builder, factor, x_sum, stride):
@@ -759,11 +761,11 @@ def tiles(count):
 
     @operation(sums, sums, f32x16)
     def multiplied(builder, tile, factor):
-        return _map(builder, tile, lambda m, value: builder.fmul(value, factor))
+        return _map(builder, tile, lambda _, value: builder.fmul(value, factor))
 
     @operation(sums, sums, f32x16)
     def shifted(builder, tile, addend):
-        return _map(builder, tile, lambda m, value: builder.fadd(value, addend))
+        return _map(builder, tile, lambda _, value: builder.fadd(value, addend))
 
     @operation(void, int64, int64, sums)
     def store(builder, address, stride, tile):

@@ -8,10 +8,19 @@ Control block, int64 words a cache line (8 words) apart, so that members do not
 disturb one another; see `CONTROL`.
 """
 
-
 from engine.core.control import CONTROL, LEAD, WORK
 from engine.core.kernels import attention, matmul, rows
-from engine.core.kernels.simd import atomic_add, atomic_load, atomic_store, call_address, kernel, load_i64, pause, set_rounding, store_i64
+from engine.core.kernels.simd import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    call_address,
+    kernel,
+    load_i64,
+    pause,
+    set_rounding,
+    store_i64,
+)
 from engine.core.operations import ROW_WORDS, Opcode
 
 ARRIVED, GENERATION, BARRIER_SLEEPERS = (8 * CONTROL[n] for n in ("arrived", "generation", "barrier_sleepers"))
