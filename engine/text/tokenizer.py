@@ -18,7 +18,7 @@ from engine.text.pipeline import Pipeline, byte_level_document
 from engine.text.sentencepiece_model import SentencePieceModel
 from engine.text.spelling import Spelling
 
-__all__ = ["Detokenizer", "Piece", "Tokenizer"]
+__all__ = ["Detokenizer", "Piece", "Tokenizer", "Vocabulary"]
 
 # How the reference classes split text whose folder has vocab.json and merges.txt only: (pattern, normaliser).
 _QWEN2_WORD = (
