@@ -597,6 +597,7 @@ class Layer:
             q_norm=0 if norms is None else address(norms),
             k_norm=0 if norms is None else address(norms) + norms.strides[0],
             epsilon=1e-6,
+            balance=0,
             scale=shape.scale,
             **pages,
         )

@@ -101,6 +101,7 @@ FIELDS: Final[dict[Opcode, tuple[str, ...]]] = {
         "q_norm",
         "k_norm",
         "epsilon",
+        "balance",
         "scale",
         "kv_kind",
         "kv_group",

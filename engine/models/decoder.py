@@ -7,6 +7,7 @@ call, inside which the whole team of threads walks the table.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -424,6 +425,7 @@ class Decoder:
             q_norm=self._vector(f"{prefix}.q_norm") if attention.qk_norm else 0,
             k_norm=self._vector(f"{prefix}.k_norm") if attention.qk_norm else 0,
             epsilon=float(self.spec.norm_epsilon),
+            balance=self._key_balance(prefix, attention) if self._kv == "int8" else 0,
             scale=float(attention.scale),
             **pages,
         )
@@ -442,6 +444,48 @@ class Decoder:
         )
         bias = f"{prefix}.out.bias" if attention.out_bias else None
         self._lower_product(program, product, self._x, bias=bias, add=True)
+
+    def _key_balance(self, prefix: str, attention: AttentionSpec) -> int:
+        """Address of powers of two that even out the dimensions of keys, for int8; 0 when nothing is known of them.
+
+        Some families have keys of which a few dimensions are a hundred times the others (a large bias
+        in Qwen2, uneven norm weights in Qwen3): with one int8 scale for all, the small ones drown. What
+        a dimension is like is read off the weights; both of a rotated pair get the same factor.
+        Returns float32 (2, kv_heads, head_dim): factors for keys, then for queries.
+        """
+        kv_heads, head_dim = attention.kv_heads, attention.head_dim
+        if attention.qk_norm:
+            sizes = np.tile(np.abs(self._tensor(f"{prefix}.k_norm").vector()[:head_dim]), (kv_heads, 1))
+            squares = sizes.astype(np.float64) ** 2
+        elif attention.qkv_bias:
+            first = attention.heads * head_dim
+            bias = self._tensor(f"{prefix}.qkv.bias").vector()[first : first + kv_heads * head_dim]
+            squares = bias.astype(np.float64).reshape(kv_heads, head_dim) ** 2 + self._key_variance(prefix, first)
+        else:
+            return 0
+        rope = attention.rope
+        if rope is not None:
+            rotated = np.arange(rope.dim)
+            pairs = rotated.reshape(-1, 2) if rope.interleaved else rotated.reshape(2, -1).T
+            squares[:, pairs] = squares[:, pairs].mean(axis=2, keepdims=True)
+        _, exponents = np.frexp(np.sqrt(np.maximum(squares, 2.0**-60)))
+        factors = self._floats(2, kv_heads * head_dim).reshape(2, kv_heads, head_dim)
+        factors[0] = np.ldexp(1.0, -exponents)
+        factors[1] = np.ldexp(1.0, exponents)
+        return int(factors.ctypes.data)
+
+    def _key_variance(self, prefix: str, first: int) -> float:
+        """Mean square of what the weights add to a key's bias, from 16 of its rows.
+
+        The normed input has mean square 1, so a row's output has the sum of its squared weights. Summed
+        exactly: the result must not depend on how this computer adds.
+        """
+        tensor = self._tensor(f"{prefix}.qkv")
+        layout = FORMATS[tensor.format].layout(tensor.rows, tensor.cols, tensor.group)
+        start = first // 16 * 16
+        rows = layout.unpack_rows(tensor.data, tensor.exponent, start, 16)
+        weights = rows.astype(np.float64) * self._tensor(f"{prefix}.norm").vector()
+        return math.fsum((weights**2).ravel().tolist()) / len(rows)
 
     def _lower_feed_forward(self, program: Program, number: int, layer: LayerSpec) -> None:
         prefix = f"layers.{number}.feed_forward"

@@ -94,6 +94,7 @@ def rotate(row, state, member, members):
         if norms != 0:
             normalise(vector, head_dim, norms, epsilon, vector)
         turn(row, vector, token)
+        balance(row, vector, head, heads, kv_heads, head_dim)
         if head < heads:
             index = token * heads + head
             put_query(row, vector, index, head_dim, kind, group)
@@ -129,6 +130,23 @@ def turn(row, vector, token):
         cosine, sine = load_f32(cosines + 4 * index), load_f32(sines + 4 * index)
         store_f32(first, x * cosine - y * sine)
         store_f32(second, y * cosine + x * sine)
+
+
+@kernel
+def balance(row, vector, head, heads, kv_heads, head_dim):
+    """Divide keys by a power of two per dimension and multiply queries by it: scores stay, keys become even.
+
+    factors  float32 (2, kv_heads, head_dim)   for keys, then for queries
+    """
+    factors = load_i64(row + at.ROTATE_BALANCE)
+    if factors == 0:
+        return
+    if head < heads:
+        place = factors + (kv_heads + head // (heads // kv_heads)) * head_dim * 4
+    else:
+        place = factors + (head - heads) * head_dim * 4
+    for column in range(0, head_dim, 16):
+        store_f32x16(vector + 4 * column, load_f32x16(vector + 4 * column) * load_f32x16(place + 4 * column))
 
 
 @kernel
