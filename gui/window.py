@@ -211,6 +211,7 @@ class Window(QMainWindow):
         self._build()
         old.hide()
         old.deleteLater()
+        self.centralWidget().show()  # at once: Qt would wait a turn of the loop, and the window would flash
         self._buttons.button(place).setChecked(True)
         self.pages.setCurrentIndex(place)
         self._sign.raise_()
