@@ -136,8 +136,10 @@ class FakeDecoder:
 Shape = Callable[[list[int], NDArray[np.float32]], NDArray[np.float32]]
 
 
-def tokenizer_files(template: str | None = CHATML) -> dict[str, bytes]:
-    config = {"bos_token": "<s>", "eos_token": "<|im_end|>"} | ({} if template is None else {"chat_template": template})
+def tokenizer_files(template: str | None = CHATML, **changes: Any) -> dict[str, bytes]:
+    config = {"bos_token": "<s>", "eos_token": "<|im_end|>"} | changes
+    if template is not None:
+        config["chat_template"] = template
     return {"tokenizer.json": json.dumps(tok_json()).encode(), "tokenizer_config.json": json.dumps(config).encode()}
 
 

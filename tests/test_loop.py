@@ -22,10 +22,11 @@ from engine.runtime.events import Delta, Done, Event, Message, Progress, Prompt,
 from engine.runtime.loop import Loop
 from engine.runtime.model import Model
 from engine.settings import Sampling
+from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from tests import factory
-from tests.factory import tok_json
-from tests.fakes import END, VOCAB, Ear, plain_logits, ready, saying, toy
+from tests.factory import CHATML, tok_json
+from tests.fakes import END, VOCAB, Ear, plain_logits, ready, saying, tokenizer_files, toy
 
 GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0, max_tokens=12)
 
@@ -602,6 +603,19 @@ def test_a_template_that_refuses_everything_says_why() -> None:
     ear = ask(toy(template=refusing), (Message("user", "a secret"),))
     assert ear.failed.kind == "TemplateError"
     assert "no secrets" in ear.failed.message
+
+
+def test_exactly_one_beginning_token_when_the_model_wants_one() -> None:
+    """Raw texts and plain completion get it from the tokenizer, conversations from their template."""
+    for template, by_template in ((CHATML, 0), ("{{ bos_token }}" + CHATML, 1), (None, 1)):
+        files = tokenizer_files(template, add_bos_token=True)
+        tokenizer, rendered = Tokenizer.from_files(files), ChatTemplate.from_files(files)
+        model = replace(toy(), tokenizer=tokenizer, template=rendered)
+        for prompt, count in (("hi", 1), ("<s>hi", 1), ((Message("user", "hi"),), by_template)):
+            ids = model.encode(prompt).ids.tolist()
+            assert ids.count(256) == count
+            assert (ids[0] == 256) == bool(count)
+    assert 256 not in toy().encode("hi").ids
 
 
 def test_a_model_without_a_template_goes_on_with_the_text() -> None:
