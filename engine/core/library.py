@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.core import build
-from engine.errors import InternalError
+from engine.errors import InternalError, ResourceError
 
 __all__ = ["Kernels", "load_kernels"]
 
@@ -48,6 +48,7 @@ def load_kernels(tier: str, cache: Path, shipped: Path | None = None) -> Iterato
 
     Raises:
         InternalError: the kernels can be neither found nor compiled
+        ResourceError: the cache cannot be written
     """
     if shipped is not None:
         path = shipped / f"kernels-{tier}{'.dll' if sys.platform == 'win32' else '.so'}"
@@ -59,14 +60,21 @@ def load_kernels(tier: str, cache: Path, shipped: Path | None = None) -> Iterato
     path = folder / f"{tier}-{_key(tier)}.o"
     sealed = _unsealed(path)
     if sealed is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Another process may compile the same: each works on its own file, the last rename wins.
-        with tempfile.TemporaryDirectory(prefix="compiling-", dir=folder) as own:
-            fresh = Path(own) / "kernels.o"
-            yield from build.compile_tier(tier, fresh)
-            data = fresh.read_bytes()
-            fresh.write_bytes(data + hashlib.sha256(data).digest())
-            fresh.replace(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Another process may compile the same: each works on its own file, the last rename wins.
+            with tempfile.TemporaryDirectory(prefix="compiling-", dir=folder) as own:
+                fresh = Path(own) / "kernels.o"
+                yield from build.compile_tier(tier, fresh)
+                data = fresh.read_bytes()
+                fresh.write_bytes(data + hashlib.sha256(data).digest())
+                fresh.replace(path)
+        except OSError as error:
+            message = (
+                f"the kernels could not be compiled into {folder} ({error.strerror or error}); "
+                "see that it can be written and that there is room"
+            )
+            raise ResourceError(message) from error
         sealed = _unsealed(path)
         if sealed is None:
             message = f"the compiled kernels in {path} cannot be read back; is the disk sound?"
