@@ -522,6 +522,7 @@ class Shape:
     rotary_dim: int | None = None
     interleaved: bool = False
     qk_norm: bool = False
+    balanced: bool = False
 
     @property
     def width(self):
@@ -578,11 +579,13 @@ class Layer:
             "queries": address(self.queries),
             "query_scales": address(self.query_scales),
         }
-        angles = norms = None
+        angles = norms = balance = None
         if shape.rotary_dim is not None:
             angles = bench.copy(turns(shape, positions))
         if shape.qk_norm:
             norms = bench.copy(norm_weights(shape))
+        if shape.balanced:
+            balance = bench.copy(balance_factors(shape))
         out = bench.array((tokens, shape.heads * shape.head_dim + 16))
         partials = bench.array((len(parts), shape.heads, self.chunks, 16 + shape.head_dim))
         program = Program()
@@ -597,7 +600,7 @@ class Layer:
             q_norm=0 if norms is None else address(norms),
             k_norm=0 if norms is None else address(norms) + norms.strides[0],
             epsilon=1e-6,
-            balance=0,
+            balance=0 if balance is None else address(balance),
             scale=shape.scale,
             **pages,
         )
@@ -635,6 +638,12 @@ def norm_weights(shape):
     return random(2, shape.head_dim, seed=14) * np.float32(0.2) + np.float32(1)
 
 
+def balance_factors(shape):
+    """float32 (2, kv_heads, head_dim): powers of two for keys, their inverses for queries."""
+    exponents = np.random.default_rng(15).integers(-8, 9, (shape.kv_heads, shape.head_dim))
+    return np.stack([np.ldexp(np.float32(1), -exponents), np.ldexp(np.float32(1), exponents)])
+
+
 @dataclass
 class Twin:
     """The same sequence by the twins: q float32 (tokens, heads, head_dim); keys and values as cached, and plain."""
@@ -663,6 +672,9 @@ def twin(shape, kv, qkv):
         angles = turns(shape, np.arange(len(qkv), dtype=np.int32))
         q = naive.canonical_rotate(q, angles, interleaved=shape.interleaved)
         k = naive.canonical_rotate(k, angles, interleaved=shape.interleaved)
+    if shape.balanced:
+        of_keys, of_queries = balance_factors(shape)
+        q, k = q * np.repeat(of_queries, shape.heads // shape.kv_heads, axis=0), k * of_keys
     return Twin(shape, q, k, v, naive.canonical_cached(k, kv), naive.canonical_cached(v, kv))
 
 
@@ -698,6 +710,7 @@ ROTATIONS = [
     Shape(3, 1, 48, rotary_dim=32),
     Shape(2, 2, 64, rotary_dim=48, interleaved=True, qk_norm=True),
     Shape(8, 1, 80, rotary_dim=80, qk_norm=True),
+    Shape(6, 2, 96, rotary_dim=96, qk_norm=True, balanced=True),
     Shape(2, 1, 256, rotary_dim=64),
 ]
 
