@@ -118,7 +118,7 @@ def check_shapes(spec: ModelSpec) -> None:
 def scratch_bytes(spec: ModelSpec) -> int:
     """Working memory of one thread, a multiple of 64."""
     widest = max(max(spec.hidden, layer.feed_forward.intermediate) for layer in spec.layers)
-    most = 4 * widest + 64
+    most = 16 * (widest + 256) + 4096  # a block of weights as int8 and what goes with it; a row of floats is less
     for layer in spec.layers:
         attention = layer.attention
         rows = max(_TILE_ROWS, attention.heads // attention.kv_heads)
@@ -343,7 +343,9 @@ class Decoder:
     def _input_of(self, tensor: Tensor) -> _Activations:
         codes, scales, sums, row_bytes, scale_row_bytes = self._activations
         columns = FORMATS[tensor.format].layout(tensor.rows, tensor.cols, tensor.group).padded_cols
-        return _Activations(tensor.group, codes, row_bytes, scales, sums, scale_row_bytes, columns)
+        # One cache line more than the columns: rows a power of two apart would share a few lines of the cache.
+        stride = columns + 64 if tensor.group else row_bytes
+        return _Activations(tensor.group, codes, stride, scales, sums, scale_row_bytes, columns)
 
     def _lower_norm(self, program: Program, name: str, consumer: Tensor, rows: RowSet = RowSet.TOKENS) -> None:
         program.add(

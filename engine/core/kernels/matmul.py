@@ -7,10 +7,12 @@ output is fixed and does not depend on the tile: groups in order for int4 and
 int8, four chains of columns for floats.
 """
 
+from engine.core.kernels import amx
 from engine.core.kernels import fields as at
 from engine.core.kernels.common import batch_rows, load_float, share_first
 from engine.core.kernels.simd import (
     BYTES_START,
+    HAS_AMX,
     HAS_VNNI512,
     NIBBLE_CHUNK,
     high_nibbles,
@@ -177,14 +179,14 @@ def put(finish, row, block, token, sums):
 
 
 def blocks_of(make_rows, sizes):
-    """kernel(row, tokens, first, last): blocks first..last for all tokens, in tiles of the given sizes."""
+    """kernel(row, start, tokens, first, last): blocks first..last for tokens start..tokens, in tiles of these sizes."""
     large, medium, small = (make_rows(tiles(count)) for count in sizes)
     large_count, medium_count = sizes[0], sizes[1]
 
     @kernel
-    def product(row, tokens, first, last):
+    def product(row, start, tokens, first, last):
         for block in range(first, last):
-            token = int64(0)
+            token = start
             while tokens - token >= large_count:
                 large(row, block, token)
                 token += large_count
@@ -208,6 +210,11 @@ bf16_blocks = blocks_of(lambda tile: float_rows(load_bf16x16, 2, tile), (4, 2, 1
 f32_blocks = blocks_of(lambda tile: float_rows(load_f32x16, 4, tile), (4, 2, 1))
 
 
+if HAS_AMX:
+    _finish = finished(tiles(amx.TOKENS))
+    q4_amx, q8_amx = amx.amx_blocks(put, _finish, True), amx.amx_blocks(put, _finish, False)
+
+
 @kernel
 def matmul(row, state, member, members):
     """out[t] (+)= (weights @ x[t]) * factor + bias, for this thread's blocks of 16 rows."""
@@ -215,13 +222,20 @@ def matmul(row, state, member, members):
     blocks = load_i64(row + at.MATMUL_BLOCKS)
     first, last = share_first(blocks, member, members), share_first(blocks, member + 1, members)
     kind = load_i64(row + at.MATMUL_KIND)
+    start = int64(0)
+    if HAS_AMX and kind <= Q8 and tokens >= amx.TOKENS:
+        start = tokens // amx.TOKENS * amx.TOKENS
+        if kind == Q4:
+            q4_amx(row, state, member, start, first, last)
+        else:
+            q8_amx(row, state, member, start, first, last)
     if kind == Q4:
-        q4_blocks(row, tokens, first, last)
+        q4_blocks(row, start, tokens, first, last)
     elif kind == Q8:
-        q8_blocks(row, tokens, first, last)
+        q8_blocks(row, start, tokens, first, last)
     elif kind == F16:
-        f16_blocks(row, tokens, first, last)
+        f16_blocks(row, start, tokens, first, last)
     elif kind == BF16:
-        bf16_blocks(row, tokens, first, last)
+        bf16_blocks(row, start, tokens, first, last)
     else:
-        f32_blocks(row, tokens, first, last)
+        f32_blocks(row, start, tokens, first, last)

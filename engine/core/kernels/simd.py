@@ -34,6 +34,7 @@ TIER = os.environ.get("INGLENOOK_TIER", "generic")
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 HAS_FMA = TIER != "generic" or not X86
 HAS_F16 = TIER != "generic" or not X86
+HAS_AMX = TIER == "amx"
 HAS_VNNI512 = TIER in ("avx512vnni", "amx")
 HAS_VNNI256 = TIER == "avxvnni"
 HAS_VNNI = HAS_VNNI512 or HAS_VNNI256
@@ -733,6 +734,17 @@ def tiles(count):
 
         return _map(builder, tile, one)
 
+    @operation(sums, sums, int64, f32x16, int64, int64)
+    def add_scaled_stored(builder, tile, dots, scale, x_scale, stride):
+        """As add_scaled, for dots that lie in memory, 16 int32 for each token."""
+
+        def one(m, total):
+            both = builder.fmul(scale, _splat(builder, _word_at(builder, x_scale, stride, m, F32), 16))
+            dot = _word_at(builder, dots, I64(64), m, i32x16.llvm)
+            return _fma(builder, builder.sitofp(dot, f32x16.llvm), both, total)
+
+        return _map(builder, tile, one)
+
     @operation(sums, sums, integers, f32x16, f32x16, int64, int64, int64)
     def add_scaled_from_zero(builder, tile, dots, scale, zero_point, x_scale, x_sum, stride):
         """As add_scaled, with zero_point * x_sum[m] taken from the dots first (exact: all below 2**24)."""
@@ -806,6 +818,7 @@ def tiles(count):
         dot_halfwords=dot_halfwords,
         add_scaled=add_scaled,
         add_scaled_from_zero=add_scaled_from_zero,
+        add_scaled_stored=add_scaled_stored,
         add_products=add_products,
         add=add,
         multiplied=multiplied,
@@ -815,6 +828,60 @@ def tiles(count):
         store_scaled=store_scaled,
         store_added=store_added,
     )
+
+
+# ------------------------------------------------------------------------ AMX
+
+# One accumulator and one tile for each operand: the numbers are part of the instructions.
+_PRODUCTS, _ACTIVATIONS, _WEIGHTS = I8(0), I8(1), I8(2)
+
+
+@operation(i8x64, i8x64, i8x64)
+def minus_bytes(builder, x, y):
+    return builder.sub(x, y)
+
+
+@operation(i8x64, i32x16)
+def spread_bytes(builder, x):
+    """The low byte of each lane in all four of its bytes."""
+    words = _vector(I32, 16)
+    return builder.bitcast(builder.mul(x, _constant(words, 0x01010101)), _vector(I8, 64))
+
+
+@operation(void, int64)
+def tile_configure(builder, address):
+    _call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), _pointer(builder, address))
+
+
+@operation(void)
+def tile_release(builder):
+    _call(builder, "llvm.x86.tilerelease", ir.VoidType())
+
+
+@operation(void)
+def tile_zero(builder):
+    _call(builder, "llvm.x86.tilezero", ir.VoidType(), _PRODUCTS)
+
+
+@operation(void, int64, int64)
+def tile_load_a(builder, address, stride):
+    _call(builder, "llvm.x86.tileloadd64", ir.VoidType(), _ACTIVATIONS, _pointer(builder, address), stride)
+
+
+@operation(void, int64, int64)
+def tile_load_b(builder, address, stride):
+    _call(builder, "llvm.x86.tileloadd64", ir.VoidType(), _WEIGHTS, _pointer(builder, address), stride)
+
+
+@operation(void)
+def tile_dot(builder):
+    """products += activations . weights, int8 times int8 into int32."""
+    _call(builder, "llvm.x86.tdpbssd", ir.VoidType(), _PRODUCTS, _ACTIVATIONS, _WEIGHTS)
+
+
+@operation(void, int64, int64)
+def tile_store(builder, address, stride):
+    _call(builder, "llvm.x86.tilestored64", ir.VoidType(), _PRODUCTS, _pointer(builder, address), stride)
 
 
 # ----------------------------------------------------------- threads and clocks
