@@ -1,4 +1,4 @@
-"""The whole path through the real window and the real engine: a dropped folder, converted, answers, and is remembered."""
+"""The whole path through the real window and engine: a dropped folder, converted, answers, and is remembered."""
 
 from __future__ import annotations
 
