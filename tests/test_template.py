@@ -660,6 +660,25 @@ def _gaps(one: str) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
+def test_marks_lie_where_the_content_is() -> None:
+    mixed = joined(["axb", Text("b-c"), "-d ", Text("e f")])
+    assert [(part, spans_of(part)) for part in mixed.split("xb")] == [("a", ()), ("b-c-d e f", ((0, 3), (6, 9)))]
+    assert [(part, spans_of(part)) for part in mixed.split("-")] == [
+        ("axbb", ((3, 4),)),
+        ("c", ((0, 1),)),
+        ("d e f", ((2, 5),)),
+    ]
+    assert [(part, spans_of(part)) for part in mixed.rsplit(None, 1)] == [
+        ("axbb-c-d e", ((3, 6), (9, 10))),
+        ("f", ((0, 1),)),
+    ]
+    assert spans_of(mixed.replace("b", "BBB")) == ((8, 10), (13, 16))
+    assert spans_of(mixed.replace("-", Text("+++"))) == ((3, 11), (13, 16))
+    assert spans_of(mixed.strip("axf")) == ((1, 4), (7, 9))
+    assert spans_of(mixed[2:5]) == ((1, 3),)
+    assert spans_of(mixed[::-1]) == ((0, 3), (6, 9))
+
+
 def test_indices_beyond_a_marked_string() -> None:
     with pytest.raises(IndexError):
         Text("ab")[2]

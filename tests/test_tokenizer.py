@@ -834,6 +834,13 @@ def test_ids_that_the_library_would_give_twice() -> None:
     assert tokenizer.decode([261, 259, 260]) == "abcab"
 
 
+def test_a_token_without_a_declared_id_gets_a_free_one() -> None:
+    tok = tok_json(extra=(), merges=[("a", "b")])
+    del tok["model"]["vocab"]["A"]  # 256 words, the last of which has the id 256
+    tokenizer = load(tok, {"pad_token": "<pad>", "bos_token": None, "eos_token": None})
+    assert tokenizer.encode("ab<pad>") == [256, 257]
+
+
 def test_tokens_by_name_and_by_id() -> None:
     tokenizer = load(tok_json(merges=[("Ġ", "a")]))
     assert tokenizer.token_to_id("Ġa") == 260

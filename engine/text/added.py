@@ -106,19 +106,18 @@ def _checked_id(value: Any, content: str) -> int:
 class Control:
     """Tells control tokens, which only a template may write, from added tokens that are ordinary vocabulary.
 
-    A control token is special, or has a role (`named`), or is written like
-    `<|...|>`, or is mark-up that the chat template writes itself, as Qwen3's
-    does with `<think>`. All others, such as Gemma's runs of line breaks and
-    `<table>`, are words of the language and are recognised everywhere.
+    A control token is special, or is written like `<|...|>`, or is mark-up
+    that the chat template writes itself, as Qwen3's does with `<think>`. All
+    others, such as Gemma's runs of line breaks and `<table>`, are words of the
+    language and are recognised everywhere.
     """
 
     template_text: str
-    named: frozenset[str]
 
     def __call__(self, token: Added) -> bool:
         """Whether content must not become `token`."""
         content = token.content
-        if token.special or content in self.named or re.fullmatch(r"<[|｜].*[|｜]>", content, re.DOTALL):
+        if token.special or re.fullmatch(r"<[|｜].*[|｜]>", content, re.DOTALL):
             return True
         return not content[0].isalnum() and not content.isspace() and content in self.template_text
 

@@ -95,7 +95,7 @@ class _Matcher:
     def take(self, character: str) -> bool:
         """Go on by one character; whether it completes the stop string."""
         if self.matched == len(self.text):
-            self.matched = self._shorter[-1]
+            self.matched = 0  # another match of the same string would begin later, and only the first counts
         while self.matched and self.text[self.matched] != character:
             self.matched = self._shorter[self.matched - 1]
         self.matched += self.text[self.matched] == character

@@ -18,7 +18,7 @@ from engine.text.pipeline import Pipeline, byte_level_document
 from engine.text.sentencepiece_model import SentencePieceModel
 from engine.text.spelling import Spelling
 
-__all__ = ["Detokenizer", "Piece", "Tokenizer", "Vocabulary"]
+__all__ = ["Detokenizer", "Piece", "Tokenizer"]
 
 # How the reference classes split text whose folder has vocab.json and merges.txt only: (pattern, normaliser).
 _QWEN2_WORD = (
@@ -38,7 +38,7 @@ class Piece:
     is_content: bool
 
 
-class Vocabulary(Protocol):
+class _Vocabulary(Protocol):
     """What a kind of tokenizer file offers; see `Pipeline` and `SentencePieceModel`."""
 
     added: tuple[Added, ...]
@@ -67,7 +67,7 @@ class Tokenizer:
     missing_ids: ids below `vocab_size` without a token.
     """
 
-    def __init__(self, vocabulary: Vocabulary, files: Files, control: Control) -> None:
+    def __init__(self, vocabulary: _Vocabulary, files: Files, control: Control) -> None:
         """Use `from_files`."""
         self._vocabulary = vocabulary
         named = special_tokens(files)
@@ -103,10 +103,9 @@ class Tokenizer:
             ModelFolderError: a file is missing or damaged
             UnsupportedModelError: it asks for something that Inglenook does not do, which is named
         """
-        named = special_tokens(files)
-        control = Control("\0".join(chat_templates(files).values()), frozenset(named.values()))
+        control = Control("\0".join(chat_templates(files).values()))
         declared = declared_tokens(files)
-        vocabulary: Vocabulary
+        vocabulary: _Vocabulary
         if "tokenizer.json" in files:
             vocabulary = Pipeline(files["tokenizer.json"], declared, control)
         elif "tokenizer.model" in files:
@@ -226,7 +225,7 @@ class Detokenizer:
     Costs the same per token at the end of a long answer as at its beginning.
     """
 
-    def __init__(self, vocabulary: Vocabulary, bytes_of: Callable[[int], bytes], skipped: frozenset[int]) -> None:
+    def __init__(self, vocabulary: _Vocabulary, bytes_of: Callable[[int], bytes], skipped: frozenset[int]) -> None:
         """Use `Tokenizer.detokenizer`."""
         self._vocabulary = vocabulary
         self._bytes_of = bytes_of
