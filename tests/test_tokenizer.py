@@ -692,9 +692,10 @@ def test_a_sentencepiece_model_that_puts_one_space_only() -> None:
     ("files", "kind", "what"),
     [
         ({}, ModelFolderError, "tokenizer is missing"),
-        ({"tokenizer.json": b""}, ModelFolderError, "not valid JSON"),
-        ({"tokenizer.json": b'{"version": "1.0", "added'}, ModelFolderError, "not valid JSON"),
-        ({"tokenizer.json": b"[]"}, ModelFolderError, "not a JSON object"),
+        ({"tokenizer.json": b""}, ModelFolderError, r"tokenizer\.json"),
+        ({"tokenizer.json": b'{"version": "1.0", "added'}, ModelFolderError, r"tokenizer\.json"),
+        ({"tokenizer.json": b"[]"}, ModelFolderError, r"tokenizer\.json"),
+        ({"tokenizer.json": b"[" + b"[]," * 20_000_000 + b"1]"}, ModelFolderError, r"tokenizer\.json"),
         ({"tokenizer.json": b"[" * 100_000}, ModelFolderError, r"tokenizer\.json"),
         ({"tokenizer.json": b"\xff\xfe{}"}, ModelFolderError, r"tokenizer\.json"),
         ({"tokenizer.json": b'{"model": {}}'}, ModelFolderError, r"tokenizer\.json"),
