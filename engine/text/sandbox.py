@@ -25,6 +25,7 @@ from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from markupsafe import Markup
 
 from engine.text.dates import formatted
 from engine.text.provenance import Text, joined, spans_of
@@ -90,7 +91,7 @@ _LOOKING_FILTERS = {
     "unique",
 }
 # Filters that are one method of `Text`, or ours, so that their results are marked exactly.
-_FOLLOWED_FILTERS = {"capitalize", "format", "join", "lower", "replace", "string", "trim", "upper"}
+_FOLLOWED_FILTERS = {"capitalize", "format", "join", "lower", "replace", "safe", "string", "trim", "upper"}
 # Without use in a prompt, and a risk to time or determinism.
 _REMOVED_FILTERS = ("filesizeformat", "pprint", "random", "urlize", "xmlattr")
 _REMOVED_GLOBALS = ("lipsum",)
@@ -207,6 +208,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "format": self._format,
             "join": _join,
             "replace": self._replace,
+            "safe": self.text,
             "sum": _sum,
             "tojson": self._tojson,
         }
@@ -295,6 +297,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         filename: str | None,
         defer_init: bool = False,  # noqa: FBT001, FBT002 - jinja2's signature
     ) -> str:
+        for modifier in source.find_all(nodes.EvalContextModifier):
+            # Escaped text would be of a class of its own, which forgets what is content.
+            raise jinja2.TemplateSyntaxError("prompts are not escaped, so autoescape has no meaning", modifier.lineno)
         for loop in list(source.find_all(nodes.For)):
             loop.iter = nodes.Filter(loop.iter, "each", [], [], None, None, lineno=loop.lineno)
         return super()._generate(source, name, filename, defer_init)
@@ -315,6 +320,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if name not in _LOOKING_FILTERS:
                 self.budget.size([argument for argument in data if not isinstance(argument, str)])
             result = function(*args, **kwargs)
+            if isinstance(result, Markup):
+                result = str.__str__(result)
             if isinstance(result, str) and name not in _LOOKING_FILTERS:
                 self.budget.write(len(result))
                 if name not in _FOLLOWED_FILTERS or not isinstance(result, Text):
