@@ -253,13 +253,13 @@ class Bridge(QObject):
 
         self._aside("remove", job)
 
-    def convert(self, report: api.ModelReport, conversion: Conversion, *, resume: bool) -> None:
+    def convert(self, report: api.ModelReport, conversion: Conversion) -> None:
         """Convert a source into the library; Converting ..., then Converted follow. One at a time."""
         assert self._conversion.source is None
         state = Conversions()
         state.source = report.path
         self._conversion = state
-        self._thread("convert", lambda: self._convert(state, report, conversion, resume=resume))
+        self._thread("convert", lambda: self._convert(state, report, conversion))
 
     def cancel_conversion(self) -> None:
         """Stop the conversion at its next step."""
@@ -425,13 +425,13 @@ class Bridge(QObject):
             entries.append(ModelEntry(Path(starter), name, tr("starter model"), starter=True))
         self.post(Library(tuple(entries)))
 
-    def _convert(self, state: Conversions, report: api.ModelReport, conversion: Conversion, *, resume: bool) -> None:
+    def _convert(self, state: Conversions, report: api.ModelReport, conversion: Conversion) -> None:
         source = report.path
         out: Path | None = None
         sentence = ""
         try:
-            target = _target(self._api.library_folder(), report.name, conversion, resume=resume)
-            steps = self._api.convert(source, target, conversion, resume=resume)
+            target = _target(self._api.library_folder(), report.name, conversion)
+            steps = self._api.convert(source, target, conversion)
             try:
                 for progress in steps:
                     if state.stop.is_set():
@@ -459,13 +459,13 @@ class Bridge(QObject):
             self._engine.close()
 
 
-def _target(folder: Path, name: str, conversion: Conversion, *, resume: bool) -> Path:
+def _target(folder: Path, name: str, conversion: Conversion) -> Path:
     """A free file name in the library, readable on every system."""
     safe = "".join(letter if letter.isalnum() or letter in " ._-()" else "-" for letter in name).strip(" .")[:80]
     stem = f"{safe or 'model'}-{'f16' if conversion.bits == 16 else f'int{conversion.bits}-g{conversion.group_size}'}"
     target = folder / f"{stem}.nook"
     count = 1
-    while target.exists() and not resume:
+    while target.exists():
         count += 1
         target = folder / f"{stem} ({count}).nook"
     return target

@@ -67,7 +67,6 @@ class ModelsPage(QScrollArea):
         self._session = session
         self._report: api.ModelReport | None = None
         self._inspecting: Path | None = None
-        self._cancelled: tuple[Path, Conversion] | None = None
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         outer = QWidget()
@@ -125,6 +124,9 @@ class ModelsPage(QScrollArea):
 
     def refuse(self, drop: Drop) -> None:
         """Say why a drop was not taken."""
+        if self.drop_zone.isHidden():  # a card is in its place
+            self._session.notice.emit(drop.refusal, "warning")
+            return
         self.drop_zone.show_words(
             drop.refusal, tr("Drop a model's folder here, or click to choose one."), tone="danger"
         )
@@ -150,20 +152,17 @@ class ModelsPage(QScrollArea):
 
     def _start(self, conversion: Conversion) -> None:
         assert self._report is not None
-        resume = self._cancelled == (self._report.path, conversion)
-        self._cancelled = (self._report.path, conversion)
         self._show_card(_ProgressCard(self._report.name, self._session.bridge.cancel_conversion))
-        self._session.bridge.convert(self._report, conversion, resume=resume)
+        self._session.bridge.convert(self._report, conversion)
 
     def _converted(self, event: Converted) -> None:
         report = self._report
         if report is None:
             return
         if event.out is not None:
-            self._cancelled = None
             self._show_card(_DoneCard(report.name, event.out, self._chat, self._dismiss))
             return
-        said = event.sentence or tr("Cancelled. Converting again with the same choices goes on where it stopped.")
+        said = event.sentence or tr("Cancelled; nothing was written.")
         card = _ReportCard(report, self._start, self._chat, self._dismiss)
         card.say(said, serious=bool(event.sentence))
         self._show_card(card)
@@ -418,8 +417,9 @@ class _ReportCard(_Card):
         said = [tr("The new file takes {size}.", size=size_words(chosen.file_bytes))]
         if memory:
             context = min(memory, key=lambda tokens: abs(tokens - _SMALL_CONTEXT))
-            smallest = min((size.file_bytes for size in self._report.sizes), default=0)
-            needed = memory[context] - smallest + chosen.file_bytes  # the plan is for the smallest format
+            sizes = self._report.sizes
+            planned = next((size for size in sizes if size.conversion == Conversion()), sizes[0])
+            needed = memory[context] - planned.file_bytes + chosen.file_bytes
             free = _free_memory()
             said.append(
                 tr(

@@ -543,14 +543,16 @@ def test_drop_look_convert_chat(open_window):
     driver.drop(folder)
     driver.until(lambda: driver.has("convert"))
     assert driver.texts("reportName") == ["Qwen2.5 Coder 0.5B Instruct"]
+    assert "about 420 MB of memory" in driver.texts("reportNeed")[0]  # the report's plan is for the usual int4
     driver.click("quality8")
     group = driver.find("groupSize", QComboBox)
     group.setCurrentIndex(group.findData(128))
-    assert "528 MB" in driver.texts("reportNeed")[0]
+    assert "takes 528 MB" in driver.texts("reportNeed")[0]
+    assert "about 630 MB of memory" in driver.texts("reportNeed")[0]
     driver.click("convert")
     driver.until(lambda: driver.has("chatWith"))
-    source, out, conversion, resume = driver.script.conversions[0]
-    assert (source, conversion.bits, conversion.group_size, resume) == (folder, 8, 128, False)
+    source, out, conversion, _resume = driver.script.conversions[0]
+    assert (source, conversion.bits, conversion.group_size) == (folder, 8, 128)
     assert out == driver.folder / "models" / "Qwen2.5 Coder 0.5B Instruct-int8-g128.nook"
     driver.click("chatWith")
     driver.until(lambda: driver.session.state.kind == "ready")
@@ -559,7 +561,7 @@ def test_drop_look_convert_chat(open_window):
     assert driver.ask("Hello?") == "Hello, world."
 
 
-def test_a_conversion_is_cancelled_and_goes_on_later(open_window):
+def test_a_conversion_is_cancelled_and_made_later(open_window):
     driver = open_window(model=False)
     driver.script.step_s, driver.script.convert_steps = 0.05, 200
     driver.drop(driver.folder)
@@ -574,7 +576,16 @@ def test_a_conversion_is_cancelled_and_goes_on_later(open_window):
     driver.script.convert_steps = 3
     driver.click("convert")
     driver.until(lambda: driver.has("chatWith"))
-    assert [resume for *_rest, resume in driver.script.conversions] == [False, True]
+
+
+def test_a_drop_beside_a_report_is_refused_in_words(open_window):
+    driver = open_window(model=False)
+    driver.drop(driver.folder)
+    driver.until(lambda: driver.has("convert"))
+    driver.drop(driver.folder / "gone")
+    driver.until(driver.banners)
+    assert driver.banners() == ["gone does not exist."]
+    assert driver.has("convert")
 
 
 def test_a_conversion_that_fails_says_why(open_window):
