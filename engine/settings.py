@@ -15,7 +15,7 @@ from engine.errors import SettingError
 __all__ = ["Conversion", "EngineSettings", "KvDtype", "LoadMode", "Sampling", "Tier", "checked"]
 
 KvDtype = Literal["int8", "f16", "f32"]
-LoadMode = Literal["mmap", "resident", "stream"]
+LoadMode = Literal["mmap", "resident"]
 Tier = Literal["generic", "avx2", "avxvnni", "avx512vnni", "amx"]
 
 
@@ -170,15 +170,24 @@ class EngineSettings(_Settings):
     ] = 0
     kv: Annotated[
         KvDtype,
-        Field(title="KV cache precision", description="int8 needs half the memory of f16; f32 is for comparison with a reference."),
+        Field(
+            title="KV cache precision",
+            description="int8 needs half the memory of f16; f32 is for comparison with a reference.",
+        ),
     ] = "int8"
     tier: Annotated[
         Tier | None,
-        Field(title="Instruction tier", description="Which CPU instructions to use; empty takes the best this CPU has."),
+        Field(
+            title="Instruction tier",
+            description="Which CPU instructions to use; empty takes the best this CPU has.",
+        ),
     ] = None
     load: Annotated[
         LoadMode,
-        Field(title="Load mode", description="mmap starts at once; resident copies the weights into memory first."),
+        Field(
+            title="Load mode",
+            description="mmap starts at once; resident copies the weights into memory first.",
+        ),
     ] = "mmap"
     max_batch_size: Annotated[
         int,
@@ -191,15 +200,24 @@ class Conversion(_Settings):
 
     bits: Annotated[
         Literal[4, 8, 16],
-        Field(title="Bits", description="4 is smallest and fastest, 8 nearly lossless, 16 keeps the source's precision."),
+        Field(
+            title="Bits",
+            description="4 is smallest and fastest, 8 nearly lossless, 16 keeps the source's precision.",
+        ),
     ] = 4
     group_size: Annotated[
         Literal[32, 64, 128, 256],
-        Field(title="Group size", description="Weights that share one scale; smaller is more exact and larger on disk."),
+        Field(
+            title="Group size",
+            description="Weights that share one scale; smaller is more exact and larger on disk.",
+        ),
     ] = 32
     keep: Annotated[
         tuple[str, ...],
-        Field(title="Exceptions", description="PATTERN=q4|q8|f16|f32, the last match wins; tensor names as `inspect --tensors` shows."),
+        Field(
+            title="Exceptions",
+            description="PATTERN=q4|q8|f16|f32, the last match wins; tensor names as `inspect --tensors` shows.",
+        ),
     ] = ()
 
 

@@ -246,9 +246,7 @@ def _write_json(path: Path, values: Config) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def write_folder(
-    out: Path | str, case: str, dtype: str = "f32", seed: int = 0, shards: int = 1, style: int = 4
-) -> str:
+def write_folder(out: Path | str, case: str, dtype: str = "f32", seed: int = 0, shards: int = 1, style: int = 4) -> str:
     """Write the folder of a case; returns the sha256 of the (first) weight file."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -265,9 +263,7 @@ def write_folder(
         digests.append(_save_safetensors(folder / file, {name: tensors[name] for name in part}, dtype))
         where |= dict.fromkeys(part, file)
     total = sum(x.size for x in tensors.values()) * (4 if dtype == "f32" else 2)
-    _write_json(
-        folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where}
-    )
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
     return digests[0]
 
 
