@@ -9,7 +9,7 @@ change one bit of any logit.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ from engine.progress import finish
 from engine.settings import Conversion
 from tests import factory
 from tests.goldens import tiny_folder
-from tests.workbench import same_bits
+from tests.workbench import product_scratch_bytes, same_bits
 
 GOLDENS = Path(__file__).parent / "goldens"
 CASES = list(tiny_folder.CASES)
@@ -361,8 +361,6 @@ def test_batches_beyond_the_room_are_refused(source, runner):
 
 
 def test_shapes_that_kernels_do_not_take_are_refused(source):
-    from dataclasses import replace
-
     spec = source("llama", "q4").spec
     layer = spec.layers[0]
     wrong = {
@@ -380,4 +378,24 @@ def test_shapes_that_kernels_do_not_take_are_refused(source):
         with pytest.raises(UnsupportedModelError, match=words):
             check_shapes(changed)
     check_shapes(spec)
-    assert scratch_bytes(spec) % 64 == 0
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "kv_heads", "head_dim", "intermediate"),
+    [(128, 8, 2, 16, 384), (16384, 1, 1, 16, 16), (16, 1024, 1024, 64, 16), (16, 1, 1, 496, 65536), (16, 64, 1, 512, 16)],
+)
+def test_scratch_holds_what_kernels_put_there(source, hidden, heads, kv_heads, head_dim, intermediate):
+    """Whatever is the widest of a model: the input of each product by tiles, and a tile of attention."""
+    spec = source("llama", "q4").spec
+    attention = replace(spec.layers[0].attention, heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=None)
+    feed_forward = replace(spec.layers[0].feed_forward, intermediate=intermediate)
+    layer = replace(spec.layers[0], attention=attention, feed_forward=feed_forward)
+    spec = replace(spec, hidden=hidden, layers=(layer,))
+    size = scratch_bytes(spec)
+    assert size % 64 == 0
+    for tensor in spec.tensors():
+        assert size >= product_scratch_bytes(-(-tensor.cols // 256) * 256), tensor.name
+    # Pages, a scale and a query a row, its scales, 512 scores as float32 and as int16, and two results.
+    rows = max(32, heads // kv_heads)
+    part = 4 * (16 + head_dim)
+    assert size >= 128 + 4 * rows + 63 + rows * (4 * head_dim + 4 * head_dim // 16 + 6 * 512 + 2 * part)

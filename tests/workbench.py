@@ -176,6 +176,11 @@ class Weights:
         }
 
 
+def product_scratch_bytes(columns: int) -> int:
+    """What a product on AMX tiles keeps of a block: tile shapes, one tile of sums, 16 rows as int8."""
+    return 64 + 1024 + 16 * columns
+
+
 def product(bench: Workbench, weights: Weights, xs: Float32, *, members: int = 1, **fields: Any) -> Float32:
     """weights @ x for each row of xs (tokens, cols), by the operations QUANTISE and MATMUL: (tokens, rows).
 
@@ -198,5 +203,5 @@ def product(bench: Workbench, weights: Weights, xs: Float32, *, members: int = 1
         width=cols,
     )
     program.add(Opcode.MATMUL, **(known | {"out": address(out), "out_stride": out.strides[0]} | fields))
-    bench.run(program, tokens, members=members)
+    bench.run(program, tokens, members=members, scratch_bytes=product_scratch_bytes(weights.layout.padded_cols))
     return out[:, : weights.layout.rows]

@@ -117,13 +117,15 @@ def check_shapes(spec: ModelSpec) -> None:
 
 def scratch_bytes(spec: ModelSpec) -> int:
     """Working memory of one thread, a multiple of 64."""
-    widest = max(max(spec.hidden, layer.feed_forward.intermediate) for layer in spec.layers)
+    inputs = [layer.feed_forward.intermediate for layer in spec.layers]
+    inputs += [layer.attention.heads * layer.attention.head_dim for layer in spec.layers]
+    widest = max(spec.hidden, *inputs)
     most = 16 * (widest + 256) + 4096  # a block of weights as int8 and what goes with it; a row of floats is less
     for layer in spec.layers:
         attention = layer.attention
         rows = max(_TILE_ROWS, attention.heads // attention.kv_heads)
         part = 4 * (_PARTIAL_HEAD + attention.head_dim)
-        most = max(most, 512 + rows * (4 + 4 * attention.head_dim + 64 + 6 * CHUNK_TOKENS + 2 * part))
+        most = max(most, 512 + rows * (4 + 4 * attention.head_dim + 128 + 6 * CHUNK_TOKENS + 2 * part))
     return -(-most // 4096) * 4096
 
 

@@ -550,7 +550,7 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
     pages, scales = scratch, scratch + 128
     queries = scales + (rows * 4 + 63) // 64 * 64
     query_scales = queries + rows * head_dim * 4
-    scores = query_scales + rows * 64
+    scores = query_scales + rows * 128  # up to 32 groups, as in a head of 496
     halves = scores + rows * ROW
     parts = halves + rows * ROW // 2
     totals = parts + rows * part_bytes
