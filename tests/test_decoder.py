@@ -382,7 +382,13 @@ def test_shapes_that_kernels_do_not_take_are_refused(source):
 
 @pytest.mark.parametrize(
     ("hidden", "heads", "kv_heads", "head_dim", "intermediate"),
-    [(128, 8, 2, 16, 384), (16384, 1, 1, 16, 16), (16, 1024, 1024, 64, 16), (16, 1, 1, 496, 65536), (16, 64, 1, 512, 16)],
+    [
+        (128, 8, 2, 16, 384),
+        (16384, 1, 1, 16, 16),
+        (16, 1024, 1024, 64, 16),
+        (16, 1, 1, 496, 65536),
+        (16, 64, 1, 512, 16),
+    ],
 )
 def test_scratch_holds_what_kernels_put_there(source, hidden, heads, kv_heads, head_dim, intermediate):
     """Whatever is the widest of a model: the input of each product by tiles, and a tile of attention."""
