@@ -192,7 +192,17 @@ def works(command: list[str]) -> bool:
 
 def start(command: list[str], environment: dict[str, str] | None = None) -> int:
     """Run a command in the project's folder with this terminal and further environment variables; its exit code."""
-    return subprocess.run(command, check=False, cwd=ROOT, env=os.environ | (environment or {})).returncode
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | (environment or {}))
+    interrupted = False
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:  # the command got it, too, and knows what it means: a chat stops its answer
+            interrupted = True
+    if interrupted and code:
+        raise KeyboardInterrupt
+    return code
 
 
 def say(sentence: str) -> None:

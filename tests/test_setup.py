@@ -157,3 +157,30 @@ def test_what_is_real_is_looked_up() -> None:
     assert not module.works([sys.executable, "-c", "raise SystemExit(3)"])
     assert not module.works(["inglenook-no-such-program"])
     assert Path(module.prefix_of(sys.executable)) == Path(sys.prefix)
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_ctrl_c_is_the_business_of_what_was_started(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    spec = importlib.util.spec_from_file_location("inglenook_setup", ROOT / "installer" / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    waits = iter([KeyboardInterrupt, KeyboardInterrupt, None])
+
+    class Program:
+        def __init__(self, *_arguments: Any, **_keywords: Any) -> None:
+            pass
+
+        def wait(self) -> int:
+            if interrupt := next(waits):
+                raise interrupt
+            return code
+
+    monkeypatch.setattr(module.subprocess, "Popen", Program)
+    if code:
+        with pytest.raises(KeyboardInterrupt):
+            module.start(["chat"])
+    else:
+        assert module.start(["chat"]) == 0  # two answers were stopped; the chat went on and ended well
+    assert next(waits, "waited to the end") == "waited to the end"
