@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QRectF, QSize, Qt, QUrl, Signal
 from PySide6.QtGui import (
+    QCursor,
     QDesktopServices,
     QDragEnterEvent,
     QDragLeaveEvent,
@@ -26,6 +27,7 @@ from PySide6.QtWidgets import (
     QFrame,
     QGridLayout,
     QHBoxLayout,
+    QMenu,
     QProgressBar,
     QScrollArea,
     QSizePolicy,
@@ -83,7 +85,7 @@ class ModelsPage(QScrollArea):
         column.setSpacing(16)
         column.addWidget(label(tr("Models"), "title"))
         self.drop_zone = DropZone()
-        self.drop_zone.clicked.connect(self._browse)
+        self.drop_zone.clicked.connect(self._ask_what)
         self.drop_zone.dropped.connect(self.dropped, Qt.ConnectionType.QueuedConnection)
         column.addWidget(self.drop_zone)
         self._card = QVBoxLayout()
@@ -114,10 +116,25 @@ class ModelsPage(QScrollArea):
         self._session.bridge.inspect(path)
         self.ensureVisible(0, 0)
 
-    def _browse(self) -> None:
-        dialog = QFileDialog(self, tr("Choose a model's folder"))
-        dialog.setFileMode(QFileDialog.FileMode.Directory)
-        dialog.setOption(QFileDialog.Option.ShowDirsOnly, on=False)
+    def _ask_what(self) -> None:
+        """A folder or a file: no system's dialog lets one choose either."""
+        menu = QMenu(self)
+        menu.setObjectName("browseMenu")
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        for words, mode in (
+            (tr("Choose a model's folder"), QFileDialog.FileMode.Directory),
+            (tr("Choose a GGUF or .nook file"), QFileDialog.FileMode.ExistingFile),
+        ):
+            chosen = menu.addAction(words).triggered
+            chosen.connect(lambda _on=False, words=words, mode=mode: self._browse(words, mode))
+        over = self.drop_zone.underMouse()
+        menu.popup(QCursor.pos() if over else self.drop_zone.mapToGlobal(self.drop_zone.rect().center()))
+
+    def _browse(self, words: str, mode: QFileDialog.FileMode) -> None:
+        dialog = QFileDialog(self, words)
+        dialog.setFileMode(mode)
+        if mode == QFileDialog.FileMode.ExistingFile:
+            dialog.setNameFilter("*.gguf *.nook")
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         dialog.fileSelected.connect(lambda name: self.dropped.emit(read_paths([Path(name)])))
         dialog.open()

@@ -16,8 +16,10 @@ from PySide6.QtWidgets import (
     QCheckBox,
     QComboBox,
     QDoubleSpinBox,
+    QFileDialog,
     QLabel,
     QLineEdit,
+    QMenu,
     QSlider,
     QSpinBox,
     QWidget,
@@ -666,6 +668,20 @@ def test_the_drop_sign_comes_and_goes(open_window):
     assert driver.window._sign.isVisible()
     driver.drop_mime(mime)
     assert not driver.window._sign.isVisible()
+
+
+def test_a_click_on_the_drop_zone_offers_folders_and_files(open_window):
+    driver = open_window(model=False)
+    driver.click("pageModels")
+    for row, mode in enumerate((QFileDialog.FileMode.Directory, QFileDialog.FileMode.ExistingFile)):
+        driver.click("dropZone")
+        menu = driver.find("browseMenu", QMenu)
+        menu.actions()[row].trigger()
+        menu.close()
+        (dialog,) = (found for found in driver.window.findChildren(QFileDialog) if found.isVisible())
+        assert dialog.fileMode() == mode
+        dialog.close()
+        driver.until(lambda: not driver.window.findChildren(QFileDialog))
 
 
 def test_the_drop_zone_takes_drops_itself(open_window):
