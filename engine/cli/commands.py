@@ -339,8 +339,9 @@ def _report_text(report: ModelReport) -> str:
         rows = [(size.label, size_text(size.file_bytes), f"{size.bits_per_weight:.2f}") for size in report.sizes]
         text += "\n" + table([("converted to", "file", "bits per weight"), *rows])
     if report.memory_bytes:
+        heading = f"memory to run as {report.sizes[0].label}" if report.sizes else "memory to run"
         rows = [(f"{context:,}", size_text(needed), "") for context, needed in sorted(report.memory_bytes.items())]
-        text += "\n" + table([("context", "memory to run", ""), *rows])
+        text += "\n" + table([("context", heading, ""), *rows])
     if report.tensors:
         tensors = [
             (tensor.name, tensor.dtype, " x ".join(map(str, tensor.shape)), size_text(tensor.bytes))
