@@ -454,6 +454,7 @@ class Session(QObject):
             message = replace(running.turn.message, state="interrupted", reason="closed")
             self.store.finish(message)
         self.running.clear()
+        self.preferences.change(loading="")  # closing while a model loads is no crash
         self.preferences.save()
 
 

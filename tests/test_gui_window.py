@@ -493,6 +493,18 @@ def test_the_last_model_is_loaded_at_the_start(open_window):
     assert [path.stem for path, _settings in driver.script.loads] == ["SmolLM2 135M"]
 
 
+def test_a_window_closed_in_loading_loads_again(open_window):
+    driver = open_window(wait=False)
+    driver.script.step_s, driver.script.load_steps = 0.05, 200
+    driver.until(lambda: driver.session.state.kind == "loading")
+    assert driver.session.preferences.values.loading
+    driver.script.load_steps = 2
+    again = driver.reopen()
+    assert again.session.state.kind == "ready"
+    assert again.banners() == []
+    again.close()
+
+
 def test_no_model_is_loaded_by_itself_after_a_crash_in_loading(open_window):
     driver = open_window(wait=False, loading="/models/huge.nook")
     driver.until(lambda: driver.session.engine_ready)
