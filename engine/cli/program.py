@@ -81,7 +81,9 @@ def _reason(error: Exception) -> str:
 
 def _speak_utf8() -> None:
     """UTF-8 on any locale. What cannot be written, half a surrogate pair, becomes a question mark."""
-    if sys.stdout is None or sys.stderr is None:  # what Python has in place of a stream that was closed at start
+    if sys.stdin is None:  # what Python has in place of a stream that was closed at start
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115  # open to the end of the program
+    if sys.stdout is None or sys.stderr is None:
         nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # open to the end of the program
         sys.stdout = sys.stdout or nowhere
         sys.stderr = sys.stderr or nowhere
@@ -98,7 +100,7 @@ def _logging_to_file() -> Iterator[Path | None]:
     except OSError:
         yield None
         return
-    handler = TimedRotatingFileHandler(path, when="midnight", backupCount=7, encoding="utf-8", delay=True)
+    handler = _LogFile(path, when="midnight", backupCount=7, encoding="utf-8", errors="backslashreplace", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
@@ -107,7 +109,15 @@ def _logging_to_file() -> Iterator[Path | None]:
         yield path
     finally:
         root.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # what it still buffers when the drive is full
+            handler.close()
+
+
+class _LogFile(TimedRotatingFileHandler):
+    """A log that cannot be written is silent: standard error belongs to the command."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+        """Nothing."""
 
 
 @contextmanager

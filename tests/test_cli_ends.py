@@ -1,0 +1,35 @@
+"""The command line where nothing can be read and nothing logged: still one sentence and its own exit code."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine import api
+from engine.cli import main
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="closes a stream between fork and start")
+def test_a_closed_input_is_an_empty_one():
+    command = [sys.executable, "-m", "tests.fake_engine", "chat", "toy"]
+    root = Path(__file__).resolve().parent.parent
+    ended = subprocess.run(
+        command, cwd=root, check=False, capture_output=True, timeout=60, preexec_fn=lambda: os.close(0)
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_log_that_cannot_be_written_is_silent(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(api, "log_folder", lambda: tmp_path)
+    (tmp_path / "command-line.log").mkdir()
+    assert main(["inspect", str(tmp_path / "nothing")]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_the_log_takes_an_undecodable_argument(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(api, "log_folder", lambda: tmp_path)
+    assert main(["inspect", "a\udcff"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+    assert "a\\udcff" in (tmp_path / "command-line.log").read_text(encoding="utf-8")
