@@ -6,6 +6,7 @@ never run, and no name inside a file leads out of the folder.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -92,8 +93,13 @@ def model_name(folder: Path) -> str:
     """What to call the model of a folder: its name, or the repository's in a hub cache."""
     folder = folder.absolute()
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
-        return folder.parent.parent.name.split("--")[-1]
-    return folder.name
+        return _readable(folder.parent.parent.name.split("--")[-1])
+    return _readable(folder.name)
+
+
+def _readable(name: str) -> str:
+    """A file name as text: bytes that are no UTF-8 become replacement signs."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def describe(folder: Path) -> Description:
@@ -137,6 +143,8 @@ def _find_by_file(path: Path) -> Found:
     suffix = path.suffix.lower()
     if suffix in {".nook", ".gguf"}:
         return Found(suffix[1:], path)
+    if path.is_fifo():  # opening one would wait for somebody who writes
+        raise InputError(f"{path} is a pipe, no model: give a model folder, a GGUF file or a .nook file")
     try:
         with path.open("rb") as file:
             start = file.read(5)
@@ -232,7 +240,7 @@ def _by_index(folder: Path) -> Stored:
 
 
 def _without_index(folder: Path) -> Stored:
-    names = sorted(entry.name for entry in folder.iterdir() if not entry.is_dir())
+    names = sorted(entry.name for entry in folder.iterdir() if _is_there(folder, entry.name))
     files = [name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")]
     if not files:
         if "adapter_config.json" in names:
