@@ -67,11 +67,11 @@ def _path(url: QUrl) -> Path:
 
 def _model_of(path: Path) -> Path | None:
     """The folder or file that a dropped item stands for."""
+    for item in (path, path.resolve()):  # a hub cache keeps links to files whose names say nothing
+        if item.suffix.lower() in _PARTS_OF_MODELS and not item.is_dir() and (item.parent / "config.json").is_file():
+            return item.parent
     path = path.resolve() if path.is_symlink() else path
-    if path.is_dir() or path.suffix.lower() in _MODEL_FILES:
-        return path
-    belongs = path.suffix.lower() in _PARTS_OF_MODELS and (path.parent / "config.json").is_file()
-    return path.parent if belongs else None
+    return path if path.is_dir() or path.suffix.lower() in _MODEL_FILES else None
 
 
 def _read_text(path: Path) -> Drop:

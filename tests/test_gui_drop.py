@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QMimeData, QUrl
 
-from gui.drop import read_drop
+from gui.drop import read_drop, read_paths
 
 NAMES = [
     "a b",
@@ -125,3 +126,15 @@ def test_other_files_are_refused_by_name(tmp_path):
     (tmp_path / "package.json").touch()
     assert "photo.jpg is not a model" in read_drop(urls(tmp_path / "photo.jpg")).refusal
     assert "package.json is not a model" in read_drop(urls(tmp_path / "package.json")).refusal
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_linked_file_of_a_hub_snapshot_means_its_folder(name, tmp_path):
+    snapshot = tmp_path / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "blobs").mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / "blobs" / file[0]).write_text("{}")
+        (snapshot / file).symlink_to(f"../../blobs/{file[0]}")
+    assert read_paths([snapshot / name]).model == snapshot
