@@ -343,6 +343,12 @@ class ChatPage(QWidget):
                 words = tr(
                     "{name} is getting ready. You can write already; your message waits for it.", name=state.name
                 )
+            elif state.kind == "ready" and session.starter_is_loaded:
+                words = tr(
+                    "{name} is a very small model, for a first taste: it makes things up. "
+                    "Add a larger one on the Models page for real work.",
+                    name=state.name,
+                )
             elif state.kind == "ready":
                 words = tr("{name} answers from this computer alone; nothing you write leaves it.", name=state.name)
             elif session.engine_ready:

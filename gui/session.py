@@ -296,6 +296,11 @@ class Session(QObject):
 
     # ---- the model
 
+    @property
+    def starter_is_loaded(self) -> bool:
+        """Whether the model in use is the one that comes with the program."""
+        return any(entry.starter and entry.path == self.state.path for entry in self.models)
+
     def choose_model(self, path: Path) -> None:
         """Load a model in place of the present one; conversations stay."""
         entry = next((known for known in self.models if known.path == path), None)

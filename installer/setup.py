@@ -145,7 +145,7 @@ def packages(python: str, extras: list[str]) -> None:
     started_s = time.monotonic()
     say("Installing Python packages (some 250 MB the first time)")
     target = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
-    pip = [python, "-m", "pip", "install", "--disable-pip-version-check"]
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if start([*pip, "--editable", target]):
         raise SetupError("the Python packages could not be installed; the lines above say why")
     starter = tomllib.loads(project.decode())["project"]["optional-dependencies"]["starter"]

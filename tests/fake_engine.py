@@ -171,7 +171,7 @@ def _perplexity(
     model: str, text: str, *, context: int = 512, settings: EngineSettings = EngineSettings()
 ) -> Iterator[Progress | dict[str, Any]]:
     yield Progress("measure", 1, 1, "tokens")
-    yield {"perplexity": 12.5, "tokens": len(text), "seen": [model, context, settings.threads]}
+    yield {"perplexity": 12.5, "tokens_left_out": 5, "tokens": len(text), "seen": [model, context, settings.threads]}
 
 
 def _bench(model: str, *, settings: EngineSettings, **sizes: int) -> Iterator[Progress | dict[str, Any]]:

@@ -57,9 +57,10 @@ def library(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], library: Path) -> Iterator[Run]:
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], library: Path) -> Run:
     """Run the command line in this process with the scripted engine."""
-    originals = {name: getattr(api, name) for name in api.__all__}
+    for name in api.__all__:
+        monkeypatch.setattr(api, name, getattr(api, name))  # remembers it: whatever is put in its place is undone
     fake_engine.install(library)
     monkeypatch.setattr(api, "log_folder", lambda: library)
 
@@ -69,9 +70,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], libr
         code = main(arguments)
         return Result(code, *capfd.readouterr())
 
-    yield call
-    for name, original in originals.items():
-        setattr(api, name, original)
+    return call
 
 
 def program(
@@ -357,8 +356,10 @@ def test_perplexity(run: Run, tmp_path: Path) -> None:
     text = tmp_path / "文本.txt"
     text.write_text("你好 world", encoding="utf-8")
     result = run("perplexity", "toy", str(text), "--context", "64", "--threads", "3", "--json")
-    assert result.json == {"perplexity": 12.5, "tokens": 8, "seen": ["toy", 64, 3]}
-    assert "12.5" in run("perplexity", "toy", str(text)).out
+    assert result.json == {"perplexity": 12.5, "tokens": 8, "tokens_left_out": 5, "seen": ["toy", 64, 3]}
+    spoken = run("perplexity", "toy", str(text))
+    assert "12.5" in spoken.out
+    assert "the last 5 tokens of the text fill no window of 512 and were left out" in spoken.err
     text.write_bytes("你好".encode("gbk"))
     assert run("perplexity", "toy", str(text)).code == 2
     assert run("perplexity", "toy", str(tmp_path / "none")).code == 2

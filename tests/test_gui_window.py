@@ -523,6 +523,7 @@ def test_first_run_with_the_starter_offers_a_chat_at_once(open_window, tmp_path)
     driver = open_window(model=False, script=script)
     driver.until(lambda: driver.session.state.kind == "ready")
     assert driver.script.loads[0][0] == script.starter
+    assert "very small model" in driver.texts("welcomeWords")[0]
     assert driver.ask("Hello?") == "Hello, world."
 
 

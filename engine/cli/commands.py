@@ -132,6 +132,8 @@ def perplexity(
         write_json(result)
     else:
         write(f"perplexity {result['perplexity']:.4f} over {result['tokens']:,} tokens\n")
+        if left_out := result["tokens_left_out"]:
+            note(f"the last {left_out:,} tokens of the text fill no window of {context:,} and were left out")
 
 
 @app.command

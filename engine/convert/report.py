@@ -6,7 +6,7 @@ problem in one sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def _of_source(found: Found, *, tensors: bool) -> ModelReport:
         return replace(_as_far_as_possible(report), problems=(Problem(True, str(error)),))
     spec = source.spec
     kept = {assignment.tensor.name: source.kept(assignment) for assignment in source.assignments}
-    sizes = tuple(_size(source, conversion, kept) for conversion in _CHOICES)
+    sizes = _worthwhile([_size(source, conversion, kept) for conversion in _CHOICES])
     report = replace(
         report,
         source_dtype=_dtype(source),
@@ -140,6 +140,16 @@ def _with_spec(report: ModelReport, spec: ModelSpec) -> ModelReport:
         layers=len(spec.layers),
         hidden=spec.hidden,
     )
+
+
+def _worthwhile(choices: Sequence[SizeChoice]) -> tuple[SizeChoice, ...]:
+    """Without larger groups that save nothing: where they do not divide the columns, padding eats the gain."""
+    kept: list[SizeChoice] = []
+    for choice in choices:
+        same_bits = [other.file_bytes for other in kept if other.conversion.bits == choice.conversion.bits]
+        if not same_bits or choice.file_bytes < min(same_bits):
+            kept.append(choice)
+    return tuple(kept)
 
 
 def _size(source: Source, conversion: Conversion, kept: Mapping[str, str]) -> SizeChoice:

@@ -88,7 +88,8 @@ def perplexity(
     but its first, so that every one has at least half a window before it. A
     model that begins texts with a token of its own has it in the place of each
     window's first. The result, after the last Progress, is the exponential of
-    the mean negative log-likelihood, and how many tokens were scored.
+    the mean negative log-likelihood, how many tokens were scored, and how many
+    at the end of the text filled no window.
     most_windows: to be content with the beginning of a long text.
 
     Raises:
@@ -116,7 +117,13 @@ def perplexity(
             place += len(rows)
         count += context - 1 - middle
     yield Progress("measure", windows, windows, "steps", _so_far(total, count))
-    yield {"perplexity": math.exp(total / count), "tokens": count, "context": context, "windows": windows}
+    yield {
+        "perplexity": math.exp(total / count),
+        "tokens": count,
+        "context": context,
+        "windows": windows,
+        "tokens_left_out": int(ids.size) - windows * context,
+    }
 
 
 def _so_far(total: float, count: int) -> str:
