@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
 import threading
 import time
@@ -34,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     The cache outlives the run, under `.pytest_cache`: it holds the compiled
     kernels, which are found by a hash of their sources.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's background job ignores Ctrl+C; the ones that tests send must arrive.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     cache = config.cache
     assert cache is not None
     for kind in ("CACHE", "CONFIG", "DATA", "STATE"):
