@@ -7,6 +7,7 @@ so that a window or a `--help` need not wait for it.
 from __future__ import annotations
 
 import importlib.util
+import os
 import queue
 import uuid
 import weakref
@@ -97,7 +98,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class LibraryModel:
-    """A converted model in the library."""
+    """A converted model in the library. problem: why it cannot be used; little else is known then."""
 
     path: Path
     name: str
@@ -106,6 +107,7 @@ class LibraryModel:
     disk_bytes: int
     parameters: int
     context: int
+    problem: str = ""
 
 
 class Engine:
@@ -472,17 +474,37 @@ def diagnose(*, benchmark: bool = False) -> dict[str, Any]:
     return measure.diagnose(cache_folder(), benchmark=benchmark)
 
 
-def library_models() -> tuple[LibraryModel, ...]:
-    """Converted models in the library, by name. A file that cannot be opened is left out; `inspect` says why."""
+def library_models(*, broken: bool = False) -> tuple[LibraryModel, ...]:
+    """Converted models in the library, by name.
+
+    broken: also files, and links to files, that cannot be used, each with its problem.
+    """
+    files = sorted(library_folder().glob(f"*{_SUFFIX}"), key=lambda path: path.stem.casefold())
+    found = [_library_model(path) for path in files if not os.path.isdir(path)]  # noqa: PTH112  # never raises
+    return tuple(model for model in found if broken or not model.problem)
+
+
+def _library_model(path: Path) -> LibraryModel:
+    """What a file of the library is; whatever is wrong with it becomes its problem."""
     from engine.convert import report
 
-    found = []
-    for path in sorted(library_folder().glob(f"*{_SUFFIX}"), key=lambda path: path.stem.casefold()):
+    try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for somebody who writes
+            raise InputError(f"{path} is no file")
         about = report.inspect(path)
-        if about.usable:
-            known = (about.family, about.source_dtype, about.disk_bytes, about.parameters, about.context)
-            found.append(LibraryModel(path, path.stem, *known))
-    return tuple(found)
+    except InglenookError as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror or error}"
+    else:
+        problem = next((problem.sentence for problem in about.problems if problem.fatal), "")
+        known = (about.family, about.source_dtype, about.disk_bytes, about.parameters, about.context)
+        return LibraryModel(path, path.stem, *known, problem)
+    try:
+        size = path.lstat().st_size
+    except OSError:  # it is gone meanwhile
+        size = 0
+    return LibraryModel(path, path.stem, "", "", size, 0, 0, problem)
 
 
 def resolve_model(name: Path | str) -> Path:

@@ -206,7 +206,8 @@ def install(library: Path | None = None) -> None:
     FakeEngine.loads.clear()
     FakeEngine.closed = 0
 
-    def library_models() -> tuple[LibraryModel, ...]:
+    def library_models(*, broken: bool = False) -> tuple[LibraryModel, ...]:
+        assert broken, "a broken file can be removed, too"
         paths = sorted(library.glob("*.nook")) if library else []
         return tuple(
             LibraryModel(path, path.stem, "LlamaForCausalLM", "int4, group 32", path.stat().st_size, 1000, 256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -450,6 +451,27 @@ def test_the_library_lists_what_can_be_used(library: Path) -> None:
     assert found[0].disk_bytes == (library / "Ant.nook").stat().st_size
     assert api.inspect("Ant").name == "source"
     assert list(api.verify("zebra"))
+
+
+def test_a_broken_file_in_the_library_hides_no_other(library: Path) -> None:
+    list(engine.convert(factory.make(library / "source"), library / "good.nook"))
+    (library / "dangling.nook").symlink_to(library / "nowhere")
+    (library / "loop.nook").symlink_to(library / "loop.nook")
+    (library / "damaged.nook").write_bytes(b"not a model")
+    (library / "folder.nook").mkdir()
+    assert [model.name for model in api.library_models()] == ["good"]
+    found = {model.name: model.problem for model in api.library_models(broken=True)}
+    assert list(found) == ["damaged", "dangling", "good", "loop"]
+    assert found.pop("good") == ""
+    for name, problem in found.items():
+        assert f"{name}.nook" in problem
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pipes in folders there")
+def test_a_pipe_in_the_library_is_not_opened(library: Path) -> None:
+    os.mkfifo(library / "pipe.nook")
+    (model,) = api.library_models(broken=True)
+    assert model.problem == f"{library / 'pipe.nook'} is no file"
 
 
 def test_a_file_named_portable_keeps_everything_beside_the_program(

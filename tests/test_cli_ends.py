@@ -33,3 +33,15 @@ def test_the_log_takes_an_undecodable_argument(tmp_path, monkeypatch, capfd):
     assert main(["inspect", "a\udcff"]) == 2
     assert capfd.readouterr().err.count("\n") == 1
     assert "a\\udcff" in (tmp_path / "command-line.log").read_text(encoding="utf-8")
+
+
+def test_a_dangling_link_in_the_library_is_said_and_can_be_removed(tmp_path, monkeypatch, capfd):
+    for folder in ("log_folder", "library_folder"):
+        monkeypatch.setattr(api, folder, lambda: tmp_path)
+    link = tmp_path / "dang.nook"
+    link.symlink_to(tmp_path / "nowhere")
+    assert main(["models"]) == 0
+    assert "dang cannot be used" in capfd.readouterr().err
+    assert main(["models", "reveal", "dang"]) == 0
+    assert main(["models", "remove", "dang", "--yes"]) == 0
+    assert not link.is_symlink()

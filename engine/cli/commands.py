@@ -17,7 +17,7 @@ from engine.api import ModelReport
 from engine.cli.flags import whole_number, with_settings
 from engine.cli.output import count_text, follow, note, size_text, table, write, write_json
 from engine.cli.talk import Session, answer_once, argument_text, converse, read_prompt
-from engine.errors import InputError
+from engine.errors import InputError, ResourceError
 from engine.settings import Conversion, EngineSettings, Sampling
 
 __all__ = ["app"]
@@ -224,7 +224,9 @@ def diagnose(
 @library.command(name="list")
 def list_models(*, as_json: Json = False) -> None:
     """List the converted models in the library."""
-    models = api.library_models()
+    files = api.library_models(broken=True)
+    models = [model for model in files if not model.problem]
+    broken = [model for model in files if model.problem]
     if as_json:
         write_json(
             {
@@ -241,18 +243,22 @@ def list_models(*, as_json: Json = False) -> None:
                     }
                     for model in models
                 ],
+                "broken": [{"name": model.name, "path": str(model.path), "problem": model.problem} for model in broken],
             }
         )
-    elif models:
+        return
+    if models:
         rows = [("name", "format", "size", "context", "file")]
         rows += [
             (model.name, model.format, size_text(model.disk_bytes), f"{model.context:,}", str(model.path))
             for model in models
         ]
         write(table(rows))
-    else:
+    elif not broken:
         folder = api.library_folder()
         note(f"No model in {folder} yet: `inglenook convert FOLDER -o {folder / 'NAME.nook'}`")
+    for model in broken:
+        note(f"{model.name} cannot be used: {model.problem}; `inglenook models remove` deletes it")
 
 
 @library.command(name="remove")
@@ -263,15 +269,19 @@ def remove_model(
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative=(), show_default=False, help="Do not ask.")] = False,
 ) -> int:
     """Delete a model of the library from disk. The folder it was made from stays."""
-    path = _library_path(name)
+    model = _library_file(name)
+    path = model.path
     if not yes:
         if not sys.stdin.isatty():
             raise InputError(f"removing {name} needs --yes when nobody can be asked")
-        note(f"Delete {path} ({size_text(path.stat().st_size)})? [y/N]")
+        note(f"Delete {path} ({size_text(model.disk_bytes)})? [y/N]")
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             note("Kept.")
             return 1
-    path.unlink()
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ResourceError(f"{path} cannot be deleted: {error.strerror or error}") from None
     write(f"{path} removed\n")
     return 0
 
@@ -284,13 +294,13 @@ def reveal_model(
     /,
 ) -> None:
     """Print where a model lies, and show it in the file manager when there is a screen."""
-    path = api.library_folder() if name is None else _library_path(name)
+    path = api.library_folder() if name is None else _library_file(name).path
     write(f"{path}\n")
     _show_in_file_manager(path)
 
 
-def _library_path(name: str) -> Path:
-    known = {model.name: model.path for model in api.library_models()}
+def _library_file(name: str) -> api.LibraryModel:
+    known = {model.name: model for model in api.library_models(broken=True)}
     if name not in known:
         names = ", ".join(sorted(known)) or "it is empty"
         raise InputError(f"{name} is not in the library ({names})")
