@@ -508,3 +508,36 @@ def test_hidden_tensors_of_a_header_are_not_overlooked(tmp_path):
     (folder / "model.safetensors").write_bytes(st_bytes(tensors))
     with pytest.raises(UnsupportedModelError, match="surprise"):
         open_source(folder)
+
+
+# --- a source that is written to meanwhile --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_a_source_overwritten_meanwhile_is_refused(file, resume, tmp_path):
+    folder = make(tmp_path / "toy")
+    steps = convert(folder, tmp_path / "toy.nook", resume=resume)
+    while next(steps).done == 0:
+        pass
+    weights_file = folder / file
+    data = weights_file.read_bytes()
+    with weights_file.open("r+b") as opened_file:
+        opened_file.write(data)
+    status = weights_file.stat()
+    os.utime(weights_file, ns=(status.st_atime_ns, status.st_mtime_ns + 10_000_000))
+    with pytest.raises(ModelFolderError, match=f"{file} was changed while it was read"):
+        finish(steps)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["toy"]
+
+
+def test_a_source_removed_meanwhile_is_refused_in_memory_too(tmp_path):
+    folder = make(tmp_path / "toy")
+    steps = open_model(folder)
+    while (progress := next(steps)).done < progress.total:
+        if progress.done:
+            (folder / "config.json").unlink(missing_ok=True)
+        if progress.note == "norm":
+            break
+    with pytest.raises(ModelFolderError, match=r"config\.json was changed"):
+        finish(steps)

@@ -37,7 +37,7 @@ def convert(
     the same bytes.
 
     Raises:
-        InputError: and its kinds: the model, or a setting, cannot be used
+        InputError: and its kinds: the model, or a setting, cannot be used, or the model was changed meanwhile
         OutOfSpaceError: the drive has not the room, or became full
         ResourceError: the file cannot be written
     """
@@ -76,6 +76,7 @@ def convert(
                 for _ in writer.finish(tensor, packing.exponent):
                     yield clock.now(tensor.name, size)
                 clock.add(size)
+            source.check_unchanged()
             for _ in writer.commit():
                 yield clock.now("waiting for the disk")
         except (GeneratorExit, KeyboardInterrupt):
@@ -110,6 +111,7 @@ def quantised_in_memory(source: Source, conversion: Conversion) -> Generator[Pro
                 yield clock.now(spec.name)
             tensors.append(Tensor(spec.name, name, group, spec.rows, spec.cols, packing.exponent, data))
             clock.add(source.bytes(assignment))
+    source.check_unchanged()
     made_of = "\n".join([source.stamp, repr(sorted(formats.items()))])
     return ModelSource(
         path=source.path,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.convert.gguf_file import GgufFile, GgufTensor, read_gguf, read_rows
 from engine.convert.gguf_tokenizer import CONTROL, END_TEXTS, tokenizer_files
-from engine.convert.source import Source, check_vocabulary, end_ids_from, fingerprint, stamp
+from engine.convert.source import Source, check_vocabulary, end_ids_from, fingerprint, stamps
 from engine.errors import UnsupportedModelError
 from engine.models.assignment import assign
 from engine.models.families import recognise
@@ -72,6 +72,7 @@ def open_gguf(path: Path, notices: Sequence[str] = ()) -> Source:
         ModelFolderError: the file is damaged, cut short or contradicts itself
         UnsupportedModelError: its architecture, tokenizer or a setting is not supported; named
     """
+    before = stamps([path])
     file = read_gguf(path)
     config = _config(file)
     tensors = {_their_name(name): tensor for name, tensor in file.tensors.items() if name != _FACTORS}
@@ -96,7 +97,7 @@ def open_gguf(path: Path, notices: Sequence[str] = ()) -> Source:
         licence=_text(file.metadata, "general.license"),
         licence_text="",
         fingerprints=(fingerprint(path),),
-        stamp=stamp([path]),
+        stamps=before,
         notices=(*notices, *blueprint.notices, *assignments.notices, *end_notices),
     )
 

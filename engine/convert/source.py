@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -37,7 +38,7 @@ __all__ = [
     "fingerprint",
     "has_tokenizer",
     "open_source",
-    "stamp",
+    "stamps",
 ]
 
 # Parts of tensor names that only quantisers write.
@@ -78,7 +79,7 @@ class Source:
     """Everything that conversion needs. `assignments` cover every tensor of ours exactly once.
 
     redundant: (theirs, ours) stored head that repeats the embedding, if the model is honest.
-    stamp: differs when the files were changed, even to the same sizes.
+    stamps: size and time of change (ns) of the files, from before they were read.
     """
 
     path: Path
@@ -94,8 +95,24 @@ class Source:
     licence: str
     licence_text: str = field(repr=False)
     fingerprints: tuple[SourceFile, ...]
-    stamp: str
+    stamps: Mapping[Path, tuple[int, int]]
     notices: tuple[str, ...]
+
+    @property
+    def stamp(self) -> str:
+        """Differs when the files were changed, even to the same sizes."""
+        return " ".join(f"{file.name}:{size}:{time_ns}" for file, (size, time_ns) in self.stamps.items())
+
+    def check_unchanged(self) -> None:
+        """What was read so far is of one version.
+
+        Raises:
+            ModelFolderError: names the file that was written to meanwhile, or is gone
+        """
+        now = stamps(self.stamps)
+        for file, known in self.stamps.items():
+            if now.get(file) != known:
+                raise ModelFolderError(f"{file} was changed while it was read; start again when nothing writes to it")
 
     def kept(self, assignment: Assignment) -> str:
         """The format that holds a tensor of ours exactly: what all its parts are in, else float32."""
@@ -140,15 +157,21 @@ def open_source(path: Path) -> Source:
         return source
     if found.kind != "folder":
         raise InputError(f"{found.path} is a .nook file already")
+    before = stamps([found.path / "config.json", *found.path.glob("*.safetensors")])
     description = describe(found.path)
     _refuse_quantised(description.config)
     blueprint = recognise(description.config)
     check_shapes(blueprint.spec)
-    return _with_tokenizer(_open_folder(found.path, description, blueprint, stored_tensors(found.path), found.notices))
+    source = _open_folder(found.path, description, blueprint, stored_tensors(found.path), before)
+    return _with_tokenizer(replace(source, notices=(*found.notices, *source.notices)))
 
 
 def _open_folder(
-    folder: Path, description: Description, blueprint: Blueprint, stored: Stored, notices: Sequence[str] = ()
+    folder: Path,
+    description: Description,
+    blueprint: Blueprint,
+    stored: Stored,
+    before: Mapping[Path, tuple[int, int]],
 ) -> Source:
     """The source that a folder's description and tensors make together.
 
@@ -192,9 +215,8 @@ def _open_folder(
         licence=description.licence,
         licence_text=description.licence_text,
         fingerprints=tuple(fingerprint(file) for file in [folder / "config.json", *weight_files]),
-        stamp=stamp([folder / "config.json", *weight_files]),
+        stamps={file: before.get(file, (0, 0)) for file in [folder / "config.json", *weight_files]},
         notices=(
-            *notices,
             *blueprint.notices,
             *stored.notices,
             *assignments.notices,
@@ -272,9 +294,14 @@ def fingerprint(file: Path) -> SourceFile:
         return SourceFile(file.name, opened.seek(0, 2), digest)
 
 
-def stamp(files: Sequence[Path]) -> str:
-    """Changes when one of the files is written to."""
-    return " ".join(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}" for file in files)
+def stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int]]:
+    """Size and time of change (ns) of the files that are there; one of both changes when a file is written to."""
+    found = {}
+    for file in files:
+        with suppress(OSError):
+            status = file.stat()
+            found[file] = (status.st_size, status.st_mtime_ns)
+    return found
 
 
 def has_tokenizer(files: Mapping[str, bytes]) -> bool:
