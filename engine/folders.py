@@ -29,8 +29,11 @@ def data_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """What can be made again: compiled kernels, snapshots. Created when missing."""
-    return _made("cache", _DIRS.user_cache_path)
+    """What can be made again: compiled kernels, snapshots. Created when missing, if it can be."""
+    try:
+        return _made("cache", _DIRS.user_cache_path)
+    except OSError:  # whoever writes there does without
+        return _folder("cache", _DIRS.user_cache_path)
 
 
 def log_folder() -> Path:
@@ -44,7 +47,11 @@ def library_folder() -> Path:
 
 
 def _made(name: str, usual: Path) -> Path:
-    program = program_folder()
-    folder = program / "data" / name if (program / "portable").is_file() else usual
+    folder = _folder(name, usual)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _folder(name: str, usual: Path) -> Path:
+    program = program_folder()
+    return program / "data" / name if (program / "portable").is_file() else usual

@@ -12,13 +12,16 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from engine import folders
 from engine.core import build, library
 from engine.core.cpu import machine
 from engine.core.library import Kernels, load_kernels
@@ -165,11 +168,32 @@ def test_two_at_once(compiler, tmp_path):
     assert list((tmp_path / "kernels").iterdir()) == [object_file(tmp_path)]
 
 
-def test_a_cache_that_cannot_be_written_is_named(compiler, tmp_path):
+def test_without_a_cache_the_kernels_are_made_in_a_temporary_folder(compiler, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     blocked = tmp_path / "cache"
     blocked.write_text("a file where a folder should be", encoding="utf-8")
+    lines, kernels = load(blocked)
+    assert len(lines) == 3
+    assert computes(kernels)
+    assert str(blocked / "kernels") in kernels.notice
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert load(tmp_path / "other")[1].notice == ""
+
+
+def test_a_cache_that_cannot_be_written_is_named(compiler, tmp_path, monkeypatch):
+    blocked = tmp_path / "cache"
+    blocked.write_text("a file where a folder should be", encoding="utf-8")
+    monkeypatch.setattr(tempfile, "tempdir", str(blocked))
     with pytest.raises(ResourceError, match=r"cache/kernels.* writ"):
         load(blocked)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(folders, "program_folder", lambda: tmp_path / "nowhere")
+    monkeypatch.setattr(folders, "_DIRS", SimpleNamespace(user_cache_path=tmp_path / "file" / "cache"))
+    assert cache_folder() == tmp_path / "file" / "cache"
 
 
 # ---------------------------------------------------------------- what decides the object

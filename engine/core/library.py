@@ -13,7 +13,7 @@ import importlib.metadata
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,10 +26,14 @@ _SIGNATURES: Final = {"enter": 3, "read": 3}
 
 
 class Kernels:
-    """The entry points of one tier, callable with int64 arguments; the GIL is released meanwhile."""
+    """The entry points of one tier, callable with int64 arguments; the GIL is released meanwhile.
+
+    notice: why the next start compiles again, else "".
+    """
 
     def __init__(self, tier: str, addresses: dict[str, int], owner: Any) -> None:
         self.tier = tier
+        self.notice = ""
         self._owner = owner  # keeps the code mapped
         for name, count in _SIGNATURES.items():
             setattr(self, name, ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)(addresses[name]))
@@ -48,7 +52,7 @@ def load_kernels(tier: str, cache: Path, shipped: Path | None = None) -> Iterato
 
     Raises:
         InternalError: the kernels can be neither found nor compiled
-        ResourceError: the cache cannot be written
+        ResourceError: neither the cache nor a temporary folder can be written
     """
     if shipped is not None:
         path = shipped / f"kernels-{tier}{'.dll' if sys.platform == 'win32' else '.so'}"
@@ -56,30 +60,55 @@ def load_kernels(tier: str, cache: Path, shipped: Path | None = None) -> Iterato
         addresses = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _SIGNATURES}
         yield Kernels(tier, addresses, library)
         return
-    folder = cache / "kernels"
-    path = folder / f"{tier}-{_key(tier)}.o"
-    sealed = _unsealed(path)
-    if sealed is None:
+    path = cache / "kernels" / f"{tier}-{_key(tier)}.o"
+    code, notice = _unsealed(path), ""
+    if code is None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Another process may compile the same: each works on its own file, the last rename wins.
-            with tempfile.TemporaryDirectory(prefix="compiling-", dir=folder) as own:
-                fresh = Path(own) / "kernels.o"
-                yield from build.compile_tier(tier, fresh)
-                data = fresh.read_bytes()
-                fresh.write_bytes(data + hashlib.sha256(data).digest())
-                fresh.replace(path)
+            code, notice = yield from _compiled(tier, path)
         except OSError as error:
             message = (
-                f"the kernels could not be compiled into {folder} ({error.strerror or error}); "
-                "see that it can be written and that there is room"
+                f"the kernels could not be compiled into {path.parent} nor into a temporary folder "
+                f"({error.strerror or error}); see that one of them can be written and that there is room"
             )
             raise ResourceError(message) from error
-        sealed = _unsealed(path)
-        if sealed is None:
-            message = f"the compiled kernels in {path} cannot be read back; is the disk sound?"
-            raise InternalError(message)
-    yield _loaded(tier, sealed)
+    kernels = _loaded(tier, code)
+    kernels.notice = notice
+    yield kernels
+
+
+def _compiled(tier: str, path: Path) -> Generator[str, None, tuple[bytes, str]]:
+    """Object code, kept at `path` where that is possible; else a notice says why it is not."""
+    folder, notice = path.parent, ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Another process may compile the same: each works on its own file, the last rename wins.
+        own = tempfile.TemporaryDirectory(prefix="compiling-", dir=folder)
+    except OSError as error:
+        notice = _not_kept(folder, error)
+        own = tempfile.TemporaryDirectory(prefix="inglenook-")
+    with own as place:
+        fresh = Path(place) / "kernels.o"
+        yield from build.compile_tier(tier, fresh)
+        code = fresh.read_bytes()
+        if not notice:
+            try:
+                fresh.write_bytes(code + hashlib.sha256(code).digest())
+                fresh.replace(path)
+            except OSError as error:
+                return code, _not_kept(folder, error)
+            sealed = _unsealed(path)
+            if sealed is None:
+                message = f"the compiled kernels in {path} cannot be read back; is the disk sound?"
+                raise InternalError(message)
+            code = sealed
+    return code, notice
+
+
+def _not_kept(folder: Path, error: OSError) -> str:
+    return (
+        f"{folder} cannot be written ({error.strerror or error}), so the engine is prepared anew at every start; "
+        "make it writable to spare the wait"
+    )
 
 
 def _key(tier: str) -> str:

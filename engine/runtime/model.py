@@ -210,6 +210,8 @@ def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *
     ends = source.end_ids | tokenizer.end_ids | (frozenset() if turn_end is None else {turn_end})
     end_ids = frozenset(token for token in ends if token < spec.vocab_size)
     notices = source.notices + template.notices
+    if kernels.notice:
+        notices += (kernels.notice,)
     if settings.threads > threads:
         notices += (f"{settings.threads} threads were asked for, but this computer has room for {threads}",)
     if not end_ids:
