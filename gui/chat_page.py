@@ -185,6 +185,7 @@ class ChatPage(QWidget):
         column.setSpacing(6)
         self.composer = Composer()
         self.composer.sent.connect(self._send)
+        self.composer.refused.connect(lambda sentence: self._session.notice.emit(sentence, "warning"))
         self.composer.installEventFilter(self)
         column.addWidget(self.composer)
         under = QHBoxLayout()

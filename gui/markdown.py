@@ -185,11 +185,12 @@ def _cut(block: str) -> int:
 def plain_parts(text: str) -> list[Part]:
     """A text without markup (what the user wrote), in parts of a size that is quickly laid out."""
     parts = []
-    while len(text) > _BLOCK_LIMIT:
-        cut = _cut(text)
-        parts.append(Part("plain", text[:cut].removesuffix("\n")))
-        text = text[cut:]
-    return [*parts, Part("plain", text)]
+    begin = 0
+    while len(text) - begin > _BLOCK_LIMIT:
+        cut = _cut(text[begin : begin + _BLOCK_LIMIT + 1])
+        parts.append(Part("plain", text[begin : begin + cut].removesuffix("\n")))
+        begin += cut
+    return [*parts, Part("plain", text[begin:])]
 
 
 def write_plain(document: QTextDocument, text: str) -> None:

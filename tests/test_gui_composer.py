@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import QEvent, Qt
-from PySide6.QtGui import QFocusEvent, QInputMethodEvent
+from PySide6.QtCore import QEvent, QMimeData, Qt
+from PySide6.QtGui import QFocusEvent, QInputMethodEvent, QTextCursor
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
@@ -113,3 +113,63 @@ def test_the_box_grows_with_its_text_up_to_a_point(box):
         heights.append(box.height())
     assert heights[0] < heights[1] < heights[2] < heights[3] < 300
     assert heights[4] == heights[0]
+
+
+ONE_LINE = "".join(chr(ord("a") + at % 26) for at in range(30_000))
+
+
+@pytest.mark.parametrize(
+    "text", [ONE_LINE, "ab " * 9000, "\U0001f525" * 3000, "short\n\n" + ONE_LINE + "\nend\n", "*" * 20_000]
+)
+def test_long_lines_are_held_in_pieces_that_nobody_meets(box, text):
+    for fill in (box.setPlainText, lambda text: (box.clear(), box.insertPlainText(text))):
+        fill(text)
+        block, longest = box.document().begin(), 0
+        while block.isValid():
+            longest, block = max(longest, block.length()), block.next()
+        assert longest < 5000
+        assert box.text() == box.toPlainText() == text
+        box.selectAll()
+        assert box.createMimeDataFromSelection().text() == text
+
+
+def test_many_short_pastes_into_one_line_are_cut_too(box):
+    text = ""
+    for at in range(40):
+        box.insertPlainText(str(at % 10) * 1500)
+        text += str(at % 10) * 1500
+    assert box.text() == text
+    box.moveCursor(QTextCursor.MoveOperation.Start)
+    for _ in range(6):
+        box.insertPlainText("\U0001f525" * 700)
+    assert box.text() == "\U0001f525" * 4200 + text
+    block = box.document().begin()
+    while block.isValid():
+        assert block.length() < 6000
+        block = block.next()
+
+
+def test_backspace_and_delete_at_a_piece_s_end_take_one_character(box):
+    for key, place in ((Qt.Key.Key_Backspace, -1), (Qt.Key.Key_Delete, 0)):
+        box.setPlainText(ONE_LINE)
+        second = box.document().findBlockByNumber(1).position()
+        at = len(box.document().findBlockByNumber(0).text()) - 1
+        cursor = box.textCursor()
+        cursor.setPosition(second if place else second - 2)
+        box.setTextCursor(cursor)
+        QTest.keyClick(box, key)
+        assert box.text() == ONE_LINE[: at + place] + ONE_LINE[at + place + 1 :]
+
+
+def test_a_paste_beyond_all_measure_is_refused_and_the_text_stays(box):
+    said = []
+    box.refused.connect(said.append)
+    box.setPlainText("mine")
+    paste = QMimeData()
+    paste.setText("y" * 10_000_000)
+    box.insertFromMimeData(paste)
+    assert box.text() == "mine"
+    assert said == ["This text is too long for a message (10,000,000 characters)."]
+    paste.setText("y" * 1_000_000)
+    box.insertFromMimeData(paste)
+    assert box.text() == "y" * 1_000_000 + "mine"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QUrl
+from PySide6.QtCore import QMimeData, QPoint, QPointF, Qt, QTimer, QUrl
 from PySide6.QtGui import QAccessible, QColor, QDragEnterEvent, QDropEvent, QInputMethodEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
@@ -953,3 +955,23 @@ def test_text_of_one_answer_is_gathered(open_window):
     assert len(heard) < 400
     assert "".join(event.text for event in heard) == "x" * 2000
     assert sum(len(event.token_ids) for event in heard) == 2000
+
+
+@pytest.mark.parametrize(("character", "count"), [("y", 1_000_000), ("*", 100_000)])
+def test_a_question_without_spaces_never_stops_the_window(open_window, character, count):
+    driver = open_window()
+    driver.ask("hello")
+    text = character * count
+    driver.script.tokens = [text]
+    moments = [time.monotonic()]
+    beat = QTimer(driver.window)
+    beat.setInterval(5)
+    beat.timeout.connect(lambda: moments.append(time.monotonic()))
+    beat.start()
+    assert driver.ask(text) == text
+    driver.until(lambda: character * 200 in driver.transcript.visible_text())
+    moments.append(time.monotonic())
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
+    assert driver.session.chat.turns[-2].message.content == text
+    assert moments[-1] - moments[0] < 3  # seconds; ten times that and more before lines were cut, half a second idle
+    assert max(gaps) < 1
