@@ -1,5 +1,6 @@
 """The command line where nothing can be read and nothing logged: still one sentence and its own exit code."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from engine import api
 from engine.cli import main
+from tests.factory import cfg, make, weights
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="closes a stream between fork and start")
@@ -45,3 +47,14 @@ def test_a_dangling_link_in_the_library_is_said_and_can_be_removed(tmp_path, mon
     assert main(["models", "reveal", "dang"]) == 0
     assert main(["models", "remove", "dang", "--yes"]) == 0
     assert not link.is_symlink()
+
+
+def test_a_conversion_ends_with_its_notices(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(api, "log_folder", lambda: tmp_path)
+    folder = make(tmp_path / "toy", cfg(tie_word_embeddings=True), weights(cfg()))
+    sentence = "lm_head.weight differs from model.embed_tokens.weight"
+    assert main(["convert", str(folder), "-o", str(tmp_path / "a.nook")]) == 0
+    assert sum(line.startswith(sentence) for line in capfd.readouterr().err.splitlines()) == 1
+    assert main(["convert", str(folder), "-o", str(tmp_path / "b.nook"), "--json"]) == 0
+    (notice,) = json.loads(capfd.readouterr().out)["notices"]
+    assert notice.startswith(sentence)

@@ -19,7 +19,7 @@ from engine.convert.source import defaults_from, end_ids_from, open_source
 from engine.core.quant import FORMATS
 from engine.errors import ModelFolderError, SettingError, UnsupportedModelError
 from engine.models.store import open_nook, verify
-from engine.models.weights import VECTOR
+from engine.models.weights import NO_END_NOTICE, VECTOR
 from engine.progress import finish
 from engine.settings import Conversion
 from tests.factory import bf16, cfg, make, mistral, qwen2, qwen3, st_bytes, tok_json, weights
@@ -242,7 +242,7 @@ def test_tokens_that_only_the_configuration_declares_count(tmp_path):
     [
         ({"eos_token_id": 257}, {"eos_token_id": [259, 257]}, {"eos_token": "<|im_end|>"}, {257, 259}, 0),
         ({"eos_token_id": 257}, None, {"eos_token": "<|im_end|>"}, {257, 259}, 0),
-        ({"eos_token_id": None}, {"eos_token_id": None}, {"eos_token": None}, set(), 1),
+        ({"eos_token_id": None}, {"eos_token_id": None}, {"eos_token": None}, set(), 0),
         ({"eos_token_id": [257, 99999]}, None, {}, {257}, 1),
         ({"eos_token_id": -1}, {"eos_token_id": True}, {}, {257}, 2),
         ({"eos_token_id": "257"}, {"eos_token_id": {"a": 1}}, {}, {257}, 2),
@@ -264,8 +264,20 @@ def test_a_folder_without_a_tokenizer_can_be_opened_but_not_converted(tmp_path):
     folder = make(tmp_path / "m")
     (folder / "tokenizer.json").unlink()
     assert "there is no tokenizer" in opened(folder).notices[0]
-    with pytest.raises(ModelFolderError, match="has no tokenizer"):
+    with pytest.raises(ModelFolderError, match="has no tokenizer") as refusal:
         finish(convert(folder, tmp_path / "m.nook"))
+    report = inspect(folder)
+    assert not report.usable
+    assert [problem.sentence for problem in report.problems] == [str(refusal.value)]
+
+
+def test_a_turn_that_the_template_ends_needs_no_named_end_token(tmp_path):
+    """The notice is for models whose answers have no end at all, and is given once."""
+    config, nothing = cfg(eos_token_id=...), {"eos_token": None}
+    by_template = opened(make(tmp_path / "template", config, tokcfg=nothing))
+    assert (by_template.end_ids, by_template.notices) == (frozenset(), ())
+    endless = opened(make(tmp_path / "endless", config, tokcfg=nothing, template=None))
+    assert endless.notices == (NO_END_NOTICE,)
 
 
 def test_a_damaged_tokenizer_is_found_before_conversion(tmp_path):

@@ -87,6 +87,7 @@ def convert(
     follow(api.convert(source, out, conversion, resume=resume))
     report = api.inspect(out)
     seconds = time.monotonic() - began_s
+    notices = [problem.sentence for problem in report.problems]
     if as_json:
         write_json(
             {
@@ -94,10 +95,13 @@ def convert(
                 "bytes": report.disk_bytes,
                 "format": report.source_dtype,
                 "seconds": round(seconds, 3),
+                "notices": notices,
             }
         )
     else:
         write(f"{out}: {report.name}, {report.source_dtype}, {size_text(report.disk_bytes)}, made in {seconds:.0f} s\n")
+    for notice in notices:
+        note(notice)
 
 
 @app.command

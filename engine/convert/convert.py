@@ -12,9 +12,8 @@ import numpy as np
 
 from engine.convert.packing import Packing, workers
 from engine.convert.recipe import Recipe, recipe
-from engine.convert.source import Source, has_tokenizer, open_source
+from engine.convert.source import Source, check_tokenizer, open_source
 from engine.core.memory import LINE, Buffer
-from engine.errors import ModelFolderError
 from engine.models.store import Manifest, StoredTensor
 from engine.models.weights import MemoryWeights, ModelSource, Tensor, format_label, tensor_bytes
 from engine.models.writer import NookWriter
@@ -43,10 +42,7 @@ def convert(
     """
     yield Progress("convert", 0, 0, "bytes", "reading the model's description")
     source = open_source(path)
-    if not has_tokenizer(source.files):
-        raise ModelFolderError(
-            f"{path} has no tokenizer (tokenizer.json or tokenizer.model), so nobody can chat with it"
-        )
+    check_tokenizer(path, source.files)
     if source.kind == "gguf":
         Tokenizer.from_files(source.files)  # rebuilt, and so far unproven
     formats = _recipe_for(source, conversion)

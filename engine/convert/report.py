@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.convert.folder import Found, describe, find_model, model_name
 from engine.convert.recipe import recipe, recipe_bytes
-from engine.convert.source import Source, open_source
+from engine.convert.source import NO_TOKENIZER_NOTICE, Source, check_tokenizer, open_source
 from engine.convert.values import ModelReport, Problem, SizeChoice, TensorInfo
 from engine.errors import InputError
 from engine.models.families import recognise
@@ -103,6 +103,11 @@ def _of_source(found: Found, *, tensors: bool) -> ModelReport:
         memory_bytes=_memory(spec, recipe_bytes(spec, recipe(spec, Conversion(), kept))),
         problems=tuple(Problem(False, notice) for notice in source.notices),
     )
+    try:
+        check_tokenizer(path, source.files)
+    except InputError as error:
+        others = tuple(problem for problem in report.problems if problem.sentence != NO_TOKENIZER_NOTICE)
+        report = replace(report, problems=(Problem(True, str(error)), *others))
     if tensors:
         report = replace(report, tensors=_source_tensors(source))
     return _with_spec(report, spec)

@@ -26,17 +26,20 @@ from engine.models.decoder import check_shapes
 from engine.models.families import Blueprint, recognise
 from engine.models.spec import ModelSpec, TensorSpec
 from engine.models.store import SourceFile
+from engine.models.weights import NO_END_NOTICE
 from engine.settings import Sampling, checked
+from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
 __all__ = [
+    "NO_TOKENIZER_NOTICE",
     "Source",
     "TensorReader",
+    "check_tokenizer",
     "check_vocabulary",
     "defaults_from",
     "end_ids_from",
     "fingerprint",
-    "has_tokenizer",
     "open_source",
     "stamps",
 ]
@@ -50,6 +53,8 @@ _QUANTISED_NAME = re.compile(
 _PACKED_TYPES = {"F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "F8_E8M0", "I8", "U8"}
 _KEPT = {"BF16": "bf16", "F16": "f16", "F32": "f32", "F64": "f32"}
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+
+NO_TOKENIZER_NOTICE = "there is no tokenizer, so the model takes and gives token ids, not text"
 
 Rows = NDArray[np.float32]
 
@@ -304,8 +309,20 @@ def stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int]]:
     return found
 
 
-def has_tokenizer(files: Mapping[str, bytes]) -> bool:
-    """Whether there is something to read text with."""
+def check_tokenizer(path: Path, files: Mapping[str, bytes]) -> None:
+    """A model that is to be kept must have something to read text with.
+
+    Raises:
+        ModelFolderError: it has not
+    """
+    if not _has_tokenizer(files):
+        raise ModelFolderError(
+            f"{path} has no tokenizer (tokenizer.json or tokenizer.model), so nobody can chat with it; "
+            "copy it there from the model that was trained"
+        )
+
+
+def _has_tokenizer(files: Mapping[str, bytes]) -> bool:
     return bool(files.keys() & {"tokenizer.json", "tokenizer.model", "vocab.json"})
 
 
@@ -328,18 +345,18 @@ def check_vocabulary(rows: int, tokens: Mapping[int, str]) -> None:
 
 def _with_tokenizer(source: Source) -> Source:
     """The source with the tokenizer's end tokens, both vocabularies proven to fit each other."""
-    if not has_tokenizer(source.files):
-        notice = "there is no tokenizer, so the model takes and gives token ids, not text"
-        return replace(source, notices=(*source.notices, notice))
+    if not _has_tokenizer(source.files):
+        return replace(source, notices=(*source.notices, NO_TOKENIZER_NOTICE))
     tokenizer = Tokenizer.from_files(source.files)
     rows = source.spec.vocab_size
     beyond = ((number, tokenizer.token(number)) for number in range(rows, tokenizer.vocab_size))
     check_vocabulary(rows, {number: token for number, token in beyond if token is not None})
     end_ids = source.end_ids | tokenizer.end_ids
-    notices = (
-        [] if end_ids else ["no file names a token that ends an answer; answers end only at their greatest length"]
-    )
-    return replace(source, end_ids=end_ids, notices=(*source.notices, *notices))
+    notices = source.notices
+    # What the template writes after an answer ends it, too.
+    if not end_ids and tokenizer.leading_control(ChatTemplate.from_files(source.files).after_answer) is None:
+        notices += (NO_END_NOTICE,)
+    return replace(source, end_ids=end_ids, notices=notices)
 
 
 class _FolderReader:

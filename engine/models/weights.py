@@ -19,6 +19,7 @@ from engine.errors import InputError, InternalError
 from engine.models.spec import ModelSpec, TensorSpec
 
 __all__ = [
+    "NO_END_NOTICE",
     "VECTOR",
     "MemoryWeights",
     "ModelSource",
@@ -27,6 +28,9 @@ __all__ = [
     "format_label",
     "tensor_bytes",
 ]
+
+NO_END_NOTICE = "no file names a token that ends an answer; answers end only at their greatest length"
+"""What is said of a model whose files, chat template included, name no end token."""
 
 # Norms and biases: float32, one after the other.
 VECTOR = "f32v"

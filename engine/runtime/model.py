@@ -20,7 +20,7 @@ from engine.errors import ContextOverflowError, InputError
 from engine.models import decoder as models
 from engine.models.batch import Batch
 from engine.models.memory import plan
-from engine.models.weights import ModelSource
+from engine.models.weights import NO_END_NOTICE, ModelSource
 from engine.progress import Progress
 from engine.runtime.events import LoadedModel, Message, Prompt
 from engine.settings import EngineSettings, Sampling, checked
@@ -209,13 +209,14 @@ def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *
     turn_end = tokenizer.leading_control(template.after_answer)
     ends = source.end_ids | tokenizer.end_ids | (frozenset() if turn_end is None else {turn_end})
     end_ids = frozenset(token for token in ends if token < spec.vocab_size)
-    notices = source.notices + template.notices
+    # Whether an answer has an end is decided here; an older file may say otherwise.
+    notices = tuple(notice for notice in source.notices if notice != NO_END_NOTICE) + template.notices
     if kernels.notice:
         notices += (kernels.notice,)
     if settings.threads > threads:
         notices += (f"{settings.threads} threads were asked for, but this computer has room for {threads}",)
     if not end_ids:
-        notices += ("the model names no end token, so an answer ends at its longest or when it is stopped",)
+        notices += (NO_END_NOTICE,)
     return Model(
         decoder=decoder,
         pages=pool,
