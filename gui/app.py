@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QApplication
 
 from engine.folders import data_folder, log_folder
 from gui.bridge import Bridge, EngineFactory, WorkFailed
+from gui.claim import Claim
 from gui.i18n import set_language, tr
 from gui.preferences import PreferencesFile
 from gui.session import Session
@@ -106,14 +107,26 @@ def main(
     engine_factory: EngineFactory | None = None,
     folders: Folders | None = None,
 ) -> int:
-    """Run the window until it is closed; the exit code."""
+    """Run the window until it is closed; the exit code.
+
+    Where a window is open over the same data, that one comes forward and this start ends.
+    """
+    folders = folders or Folders(data_folder())
+    claim = Claim(folders.data)
+    if not claim.take():
+        if sys.stderr is not None:  # a packaged program on Windows has none
+            sys.stderr.write("inglenook: Inglenook is already open; its window was brought forward.\n")
+        return 0
     _write_log()
     application = create_application(sys.argv if arguments is None else arguments)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Qt's loop would never look at Python's handler
     window = create_window(engine_factory=engine_factory, folders=folders)
+    claim.watch(window, window.come_forward)
     window.show()
     code = application.exec()
-    if not finish(window):
+    ended = finish(window)
+    claim.release()
+    if not ended:
         _log.warning("a thread did not end in time")
         logging.shutdown()
         os._exit(code)  # everything is stored; a stuck thread must not keep the program alive

@@ -151,6 +151,13 @@ class Window(QMainWindow):
             self.session.bridge.refresh_library()
             self.models_page.drop_zone.setFocus()
 
+    def come_forward(self) -> None:
+        """Be seen, wherever the window was."""
+        self.setWindowState(self.windowState() & ~Qt.WindowState.WindowMinimized)
+        self.show()
+        self.raise_()
+        self.activateWindow()
+
     def say(self, sentence: str, kind: str) -> None:
         """Show a sentence across the window until it is closed; the same one only once."""
         for index in range(self._banners.count()):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gui.claim import Claim
 from gui.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -230,3 +231,87 @@ def test_qt_keeps_its_hands_off_none(qapp):
     for _ in range(2000):
         made.setObjectName("a")
     assert abs(sys.getrefcount(None) - before) < 500
+
+
+TWICE = """
+    import sys, time
+    from pathlib import Path
+    from PySide6.QtCore import QTimer
+    from PySide6.QtWidgets import QApplication
+    from gui import app
+    from tests.scripted import ScriptedApi
+
+    folder = Path(sys.argv[1])
+    (folder / "models").mkdir(exist_ok=True)
+    application = app.create_application([])
+
+    def window():
+        return next(known for known in QApplication.topLevelWidgets() if known.objectName() == "window")
+
+    def minimise():
+        window().showMinimized()
+        print("open", flush=True)
+        look.start(20)
+
+    def see():
+        if not window().isMinimized():
+            print("forward", flush=True)
+            window().close()
+
+    look = QTimer()
+    look.timeout.connect(see)
+    QTimer.singleShot(800, minimise)
+    raise SystemExit(app.main([], engine_factory=lambda: ScriptedApi(folder), folders=app.Folders(folder)))
+"""
+
+
+def open_twice(folder):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(TWICE), str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "QT_QPA_PLATFORM": "offscreen"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_second_start_brings_the_first_window_forward_and_ends(tmp_path):
+    first = open_twice(tmp_path)
+    assert first.stdout.readline() == "open\n"
+    second = open_twice(tmp_path)
+    said, errors = second.communicate(timeout=30)
+    assert (said, second.returncode) == ("", 0)
+    assert "inglenook: Inglenook is already open; its window was brought forward.\n" in errors
+    assert first.communicate(timeout=30)[0] == "forward\n"
+    assert first.returncode == 0
+    assert not list(tmp_path.glob("window.*"))
+
+
+def test_a_killed_window_does_not_keep_the_next_from_opening(tmp_path):
+    first = open_twice(tmp_path)
+    assert first.stdout.readline() == "open\n"
+    first.kill()
+    first.communicate()
+    assert (tmp_path / "window.lock").exists()
+    second = open_twice(tmp_path)
+    assert second.stdout.readline() == "open\n"
+    second.kill()
+    second.communicate()
+
+
+def test_a_lock_nobody_answers_for_is_taken_over(qapp, tmp_path):
+    held, later, last = Claim(tmp_path), Claim(tmp_path), Claim(tmp_path)
+    assert held.take()
+    begin = time.monotonic()
+    assert later.take(answer_s=0.3)
+    assert time.monotonic() - begin >= 0.3
+    later.release()
+    begin = time.monotonic()
+    assert last.take()  # nothing is left of the one that was gone
+    assert time.monotonic() - begin < 1
+    last.release()
+
+
+def test_a_folder_that_cannot_hold_a_lock_still_opens(tmp_path):
+    assert Claim(tmp_path / "missing").take()
