@@ -417,24 +417,28 @@ def perplexity(
     model: Path | str,
     text: str,
     *,
-    context: int = 512,
+    context: int | None = None,
     windows: int | None = None,
     settings: EngineSettings = EngineSettings(),
 ) -> Generator[Progress | dict[str, Any], None, None]:
     """How well a model foresees a text; `engine.runtime.scoring.perplexity` says by what method.
 
+    context: None is 512, or the model's if that is less.
     windows: at most so many of `context` tokens, from the beginning of the text; None takes all. The last value is
-    {"perplexity", "tokens", "context", "windows"}.
+    {"perplexity", "tokens", "context", "windows", "tokens_left_out"}.
 
     Raises:
         InglenookError: model or text cannot be used; says why
     """
     from engine.runtime import scoring
 
-    settings = settings.model_copy(update={"context": context, "max_batch_size": 1})
-    ready = yield from _opened(Path(model), settings, most_wanted=_SCORED_ROWS)
+    window = _WINDOW if context is None else context
+    settings = settings.model_copy(update={"context": window, "max_batch_size": 1})
+    ready = yield from _opened(Path(model), settings, cap=context is None, most_wanted=_SCORED_ROWS)
     try:
-        yield from scoring.perplexity(ready, text, context, most_windows=windows, most_rows=_SCORED_ROWS)
+        if context is None:
+            window = min(window, ready.context)
+        yield from scoring.perplexity(ready, text, window, most_windows=windows, most_rows=_SCORED_ROWS)
     finally:
         ready.release()
 
@@ -443,25 +447,29 @@ def bench(
     model: Path | str,
     *,
     settings: EngineSettings = EngineSettings(),
-    prompt_tokens: int = 512,
-    gen_tokens: int = 128,
-    depth: int = 32,
+    prompt_tokens: int | None = None,
+    gen_tokens: int | None = None,
+    depth: int | None = None,
     batch: int = 8,
     repeat: int = 3,
 ) -> Generator[Progress | dict[str, Any], None, None]:
     """Speed of a model here; `engine.runtime.measure.bench` says what is measured.
 
+    prompt_tokens, gen_tokens, depth: None is 512, 128, 32, or as much as the model's context holds.
     The last value is {"decode_tps", "prefill_tps", "ttft_s", "load_s",
-    "peak_rss_bytes", "batch_tps", "tier", "threads", "kv_dtype"}.
+    "peak_rss_bytes", "batch_tps", "tier", "threads", "kv_dtype",
+    "prompt_tokens", "gen_tokens", "depth"}.
 
     Raises:
         InglenookError: the model cannot be loaded, or a number is senseless
     """
     from engine.runtime import measure
 
-    sizes = measure.Sizes(prompt_tokens, gen_tokens, depth, batch, repeat)
+    lengths = {"prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens, "depth": depth}
+    asked = {name: length for name, length in lengths.items() if length is not None}
+    sizes = measure.Sizes(**asked, batch=batch, repeat=repeat)
     settings = settings.model_copy(update={"context": sizes.context, "max_batch_size": batch})
-    yield from measure.bench(lambda: _opened(Path(model), settings), sizes, settings.kv)
+    yield from measure.bench(lambda: _opened(Path(model), settings, cap=True), sizes, asked.keys(), settings.kv)
 
 
 def diagnose(*, benchmark: bool = False) -> dict[str, Any]:
@@ -546,6 +554,7 @@ STARTER = "starter"
 
 _SUFFIX = ".nook"
 _SCORED_ROWS = 64
+_WINDOW = 512
 # `LoadedModel.format` begins with one of these; what `from_pretrained` calls it.
 _DTYPES = {"int4": "q4", "int8": "q8", "float16": "f16", "bfloat16": "f16", "float32": "f32"}
 

@@ -168,13 +168,19 @@ def _verify(path: Path | str) -> Iterator[Progress]:
 
 
 def _perplexity(
-    model: str, text: str, *, context: int = 512, settings: EngineSettings = EngineSettings()
+    model: str, text: str, *, context: int | None = None, settings: EngineSettings = EngineSettings()
 ) -> Iterator[Progress | dict[str, Any]]:
     yield Progress("measure", 1, 1, "tokens")
-    yield {"perplexity": 12.5, "tokens_left_out": 5, "tokens": len(text), "seen": [model, context, settings.threads]}
+    yield {
+        "perplexity": 12.5,
+        "tokens_left_out": 5,
+        "context": context or 512,
+        "tokens": len(text),
+        "seen": [model, context, settings.threads],
+    }
 
 
-def _bench(model: str, *, settings: EngineSettings, **sizes: int) -> Iterator[Progress | dict[str, Any]]:
+def _bench(model: str, *, settings: EngineSettings, **sizes: int | None) -> Iterator[Progress | dict[str, Any]]:
     yield Progress("measure", 1, 1)
     yield {
         "decode_tps": 30.0,
@@ -186,7 +192,8 @@ def _bench(model: str, *, settings: EngineSettings, **sizes: int) -> Iterator[Pr
         "tier": settings.tier or "avx2",
         "threads": settings.threads,
         "kv_dtype": settings.kv,
-        **sizes,
+        **{"prompt_tokens": 512, "gen_tokens": 128, "depth": 32},
+        **{name: size for name, size in sizes.items() if size is not None},
     }
 
 

@@ -22,6 +22,7 @@ import engine
 from engine import api, folders
 from engine.api import AutoModel, Done, Engine, Failed, Loaded, Message, Progress, Request
 from engine.errors import ContextOverflowError, InputError, InternalError, ModelFolderError, SettingError, TemplateError
+from engine.runtime import measure
 from engine.runtime.model import Model
 from engine.settings import EngineSettings, Sampling
 from tests import factory
@@ -377,8 +378,9 @@ def test_bench_measures_every_promised_figure(opened: Callable[..., Any]) -> Non
     assert isinstance(result, dict)
     assert set(result) == {
         *("decode_tps", "prefill_tps", "ttft_s", "load_s", "peak_rss_bytes"),
-        *("batch_tps", "tier", "threads", "kv_dtype"),
+        *("batch_tps", "tier", "threads", "kv_dtype", "prompt_tokens", "gen_tokens", "depth"),
     }
+    assert (result["prompt_tokens"], result["gen_tokens"], result["depth"]) == (100, 6, 9)
     assert all(isinstance(step, Progress) for step in steps)
     assert calls[0]["settings"] == EngineSettings(context=102, max_batch_size=3)
     assert max(shapes) == 3
@@ -387,6 +389,30 @@ def test_bench_measures_every_promised_figure(opened: Callable[..., Any]) -> Non
     assert 2 < result["batch_tps"] / result["decode_tps"] < 4
     assert result["peak_rss_bytes"] > 1e6
     assert released == [1]
+
+
+def test_usual_sizes_are_cut_to_the_context_and_chosen_ones_are_not() -> None:
+    usual = measure.Sizes()
+    assert usual.within(4096, ()) == usual
+    assert usual.within(256, ()) == measure.Sizes(254, 128, 32)
+    for context in range(3, 700):
+        assert usual.within(context, ()).context <= context
+    chosen = measure.Sizes(gen_tokens=250)
+    assert chosen.within(256, ("gen_tokens",)) == measure.Sizes(254, 250, 6)
+    for name, length in (("prompt_tokens", 255), ("gen_tokens", 256), ("depth", 255)):
+        with pytest.raises(ContextOverflowError, match="the model's context has 256"):
+            measure.Sizes(**{name: length}).within(256, (name,))
+
+
+def test_perplexity_without_a_context_takes_what_the_model_has(opened: Callable[..., Any]) -> None:
+    calls = opened()
+    context = toy().context
+    *_, result = api.perplexity("toy", "x" * 2 * context)
+    assert result["context"] == min(context, 512)
+    assert calls[0]["cap"]
+    with pytest.raises(InputError):
+        list(api.perplexity("toy", "x" * 4096, context=context + 2))
+    assert not calls[1]["cap"]
 
 
 def test_bench_refuses_senseless_numbers() -> None:

@@ -356,7 +356,7 @@ def test_perplexity(run: Run, tmp_path: Path) -> None:
     text = tmp_path / "文本.txt"
     text.write_text("你好 world", encoding="utf-8")
     result = run("perplexity", "toy", str(text), "--context", "64", "--threads", "3", "--json")
-    assert result.json == {"perplexity": 12.5, "tokens": 8, "tokens_left_out": 5, "seen": ["toy", 64, 3]}
+    assert result.json == {"perplexity": 12.5, "tokens": 8, "tokens_left_out": 5, "context": 64, "seen": ["toy", 64, 3]}
     spoken = run("perplexity", "toy", str(text))
     assert "12.5" in spoken.out
     assert "the last 5 tokens of the text fill no window of 512 and were left out" in spoken.err

@@ -126,7 +126,10 @@ def perplexity(
     text: Annotated[str, Parameter(help="A UTF-8 text file.")],
     /,
     *,
-    context: Annotated[int, Parameter(converter=whole_number, help="Tokens the model sees at a time.")] = 512,
+    context: Annotated[
+        int | None,
+        Parameter(converter=whole_number, help="Tokens the model sees at a time: 512 or the model's context."),
+    ] = None,
     as_json: Json = False,
     engine: EngineSettings,
 ) -> None:
@@ -137,7 +140,7 @@ def perplexity(
     else:
         write(f"perplexity {result['perplexity']:.4f} over {result['tokens']:,} tokens\n")
         if left_out := result["tokens_left_out"]:
-            note(f"the last {left_out:,} tokens of the text fill no window of {context:,} and were left out")
+            note(f"the last {left_out:,} tokens of the text fill no window of {result['context']:,} and were left out")
 
 
 @app.command
@@ -189,19 +192,34 @@ def bench(
     model: ModelName,
     /,
     *,
-    prompt_tokens: Annotated[int, Parameter(converter=whole_number, help="Length of the prompt that is timed.")] = 512,
-    gen_tokens: Annotated[int, Parameter(converter=whole_number, help="Tokens generated after it.")] = 128,
+    prompt_tokens: Annotated[
+        int | None, Parameter(converter=whole_number, help="Length of the prompt that is timed (512 if they fit).")
+    ] = None,
+    gen_tokens: Annotated[
+        int | None, Parameter(converter=whole_number, help="Tokens generated after it (128 if they fit).")
+    ] = None,
     depth: Annotated[
-        int, Parameter(converter=whole_number, help="Tokens already in the context when decoding is timed.")
-    ] = 32,
+        int | None,
+        Parameter(
+            converter=whole_number, help="Tokens already in the context when decoding is timed (32 if they fit)."
+        ),
+    ] = None,
     batch: Annotated[int, Parameter(converter=whole_number, help="Answers computed together for the batch speed.")] = 8,
     repeat: Annotated[int, Parameter(converter=whole_number, help="Runs; the median is reported.")] = 3,
     as_json: Json = False,
     engine: EngineSettings,
 ) -> None:
     """Measure the speed of a model on this computer."""
-    sizes = {"prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens, "depth": depth, "batch": batch, "repeat": repeat}
-    result = follow(api.bench(model, settings=engine, **sizes)) or {}
+    work = api.bench(
+        model,
+        settings=engine,
+        prompt_tokens=prompt_tokens,
+        gen_tokens=gen_tokens,
+        depth=depth,
+        batch=batch,
+        repeat=repeat,
+    )
+    result = follow(work) or {}
     if as_json:
         write_json(result)
     else:

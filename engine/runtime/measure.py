@@ -6,7 +6,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ import psutil
 from engine.core.cpu import machine, memory
 from engine.core.library import Kernels
 from engine.core.memory import Buffer, aligned
-from engine.errors import InternalError, SettingError
+from engine.errors import ContextOverflowError, InternalError, SettingError
 from engine.progress import Progress
 from engine.runtime.events import Done, Event, Failed, Request
 from engine.runtime.loop import Loop
@@ -35,11 +35,11 @@ _BANDWIDTH_SAMPLES = 5
 class Sizes:
     """What to measure: lengths in tokens, answers together, runs."""
 
-    prompt_tokens: int
-    gen_tokens: int
-    depth: int
-    batch: int
-    repeat: int
+    prompt_tokens: int = 512
+    gen_tokens: int = 128
+    depth: int = 32
+    batch: int = 8
+    repeat: int = 3
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured.
@@ -57,14 +57,36 @@ class Sizes:
         """Tokens that the longest of the answers needs."""
         return max(self.prompt_tokens + 2, self.depth + self.gen_tokens)
 
+    def within(self, context: int, fixed: Collection[str]) -> Sizes:
+        """As much as a context holds; the lengths whose names are in `fixed` stay.
+
+        Raises:
+            ContextOverflowError: those are too long
+        """
+        before = self.depth if "depth" in fixed else min(self.depth, max(1, context // 4))
+        most = {"prompt_tokens": context - 2, "gen_tokens": max(2, context - before)}
+        gen_tokens = self.gen_tokens if "gen_tokens" in fixed else min(self.gen_tokens, most["gen_tokens"])
+        most["depth"] = context - gen_tokens
+        shorter = {name: max(1, min(getattr(self, name), most[name])) for name in most if name not in fixed}
+        sizes = replace(self, **shorter)
+        if sizes.context > context:
+            raise ContextOverflowError(
+                f"the measurement needs {sizes.context} tokens and the model's context has {context}; "
+                "ask for fewer prompt, generated or earlier tokens",
+                needed_tokens=sizes.context,
+                context_tokens=context,
+            )
+        return sizes
+
 
 def bench(
-    opened: Callable[[], Generator[Progress, None, Model]], sizes: Sizes, kv_dtype: str
+    opened: Callable[[], Generator[Progress, None, Model]], sizes: Sizes, fixed: Collection[str], kv_dtype: str
 ) -> Generator[Progress | dict[str, Any], None, None]:
     """Measure a model; the last value is the dictionary of medians.
 
     Everything goes the way that answers go, sampling and text included. Prompts
     are random tokens, new ones each time, so that nothing is found in the cache.
+    fixed: names of the lengths that are not cut to the model's context.
 
     decode_tps    tokens per second of one answer, with `depth` tokens before it
     prefill_tps   tokens of a prompt of `prompt_tokens` per second
@@ -86,6 +108,7 @@ def bench(
     load_s = time.perf_counter() - begin_s
     rows: list[dict[str, float]] = []
     try:
+        sizes = sizes.within(model.context, fixed)
         endless = replace(model, end_ids=frozenset())
         random = np.random.default_rng(0)
         for run in range(sizes.repeat):
@@ -102,6 +125,9 @@ def bench(
         "tier": model.info.tier,
         "threads": model.info.threads,
         "kv_dtype": kv_dtype,
+        "prompt_tokens": sizes.prompt_tokens,
+        "gen_tokens": sizes.gen_tokens,
+        "depth": sizes.depth,
     }
 
 
