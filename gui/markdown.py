@@ -34,6 +34,7 @@ from gui.theme import code_font, look
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
+    from markdown_it.rules_inline import StateInline
     from markdown_it.token import Token
 
 __all__ = ["Part", "Splitter", "plain_parts", "write_markdown", "write_plain"]
@@ -67,7 +68,21 @@ def _parser() -> MarkdownIt:
     from markdown_it import MarkdownIt
 
     options = {"html": False, "maxNesting": 100}
-    return MarkdownIt("commonmark", options).enable(["table", "strikethrough"])
+    made = MarkdownIt("commonmark", options).enable(["table", "strikethrough"])
+    made.inline.ruler.before("escape", "formula", _formula)
+    return made
+
+
+def _formula(state: StateInline, silent: bool) -> bool:  # noqa: FBT001 - called by the parser
+    r"""Leave `\( ... \)` and `\[ ... \]` as written; Markdown would take backslashes and stars out of them."""
+    closing = {r"\(": r"\)", r"\[": r"\]"}.get(state.src[state.pos : state.pos + 2])
+    end = -1 if closing is None else state.src.find(closing, state.pos + 2, state.posMax)
+    if end < 0 or state.src.startswith("](", end + 1):  # brackets that are escaped lest they become a link
+        return False
+    if not silent:
+        state.pending += state.src[state.pos : end + 2]
+    state.pos = end + 2
+    return True
 
 
 class Splitter:
@@ -408,7 +423,7 @@ class _Writer:
         for child in token.children or ():
             match child.type:
                 case "text":
-                    cursor.insertText(child.content, form)
+                    cursor.insertText(child.content.replace("\n", LINE_SEPARATOR), form)
                 case "softbreak" | "hardbreak":
                     cursor.insertText(LINE_SEPARATOR, form)
                 case "code_inline":

@@ -268,3 +268,19 @@ def test_languages_have_names():
     assert language_name("py") == "Python"
     assert language_name("no-such-language") == "no-such-language"
     assert language_name("") == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (r"So \(a_1 * b_1 * c\) and \[x\] hold.", r"So \(a_1 * b_1 * c\) and \[x\] hold."),
+        ("Thus\n\\[\n\\frac{a}{b} \\\\ c\n\\]\nholds **here**.", "Thus\n\\[\n\\frac{a}{b} \\\\ c\n\\]\nholds here."),
+        (r"\[no link\](address) \(open \* star", "[no link](address) (open * star"),
+        (r"- **Area** \(\pi r^2\)", r"Area \(\pi r^2\)"),
+    ],
+)
+def test_formulas_stay_as_they_were_written(source, shown):
+    document = QTextDocument()
+    write_markdown(document, source)
+    assert document.toPlainText() == shown
+    assert document.blockCount() == 1
