@@ -10,6 +10,7 @@ from PySide6.QtWidgets import (
     QLineEdit,
     QPushButton,
     QScrollArea,
+    QSizePolicy,
     QStackedLayout,
     QVBoxLayout,
     QWidget,
@@ -148,6 +149,8 @@ class ChatPage(QWidget):
         self.sidebar_toggle.clicked.connect(lambda: self.sidebar.setVisible(not self.sidebar.isVisible()))
         row.addWidget(self.sidebar_toggle)
         self.title = Elided()
+        self.title.setObjectName("chatTitle")
+        self.title.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)  # all that others leave
         row.addWidget(self.title, 1)
         self.picker = ModelPicker()
         self.picker.chosen.connect(self._session.choose_model)
@@ -161,7 +164,6 @@ class ChatPage(QWidget):
         self.eject.setObjectName("unload")
         self.eject.clicked.connect(self._session.unload)
         row.addWidget(self.eject)
-        row.addStretch(1)
         self.controls_toggle = IconButton("tune", tr("Show or hide the controls"))
         self.controls_toggle.setObjectName("controlsToggle")
         self.controls_toggle.setCheckable(True)

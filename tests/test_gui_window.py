@@ -975,3 +975,22 @@ def test_a_question_without_spaces_never_stops_the_window(open_window, character
     assert driver.session.chat.turns[-2].message.content == text
     assert moments[-1] - moments[0] < 3  # seconds; ten times that and more before lines were cut, half a second idle
     assert max(gaps) < 1
+
+
+def test_the_title_has_the_room_of_the_bar_and_leaves_the_model_its_own(open_window):
+    driver = open_window()
+    question = "Which woods burn slowly and give a steady heat through a long winter night at home?"
+    driver.ask(question)
+    driver.qtbot.wait(20)
+    title, picker = driver.find("chatTitle", QLabel), driver.find("modelPicker")
+    bar = driver.find("topBar")
+    taken = sum(
+        w.width() for w in bar.findChildren(QWidget, options=Qt.FindChildOption.FindDirectChildrenOnly) if w.isVisible()
+    )
+    assert bar.width() - taken < 100  # margins and spaces
+    assert picker.width() == picker.sizeHint().width()
+    assert title.fontMetrics().horizontalAdvance(question[:30]) < title.width()
+    driver.window.resize(700, 600)
+    driver.qtbot.wait(20)
+    assert picker.width() >= picker.minimumSizeHint().width()
+    assert title.width() >= 20
