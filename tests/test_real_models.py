@@ -150,7 +150,7 @@ def test_token_ids(model, golden_name):
         if content != want["ids_specials_as_text"]:
             plain.append(key)
     # The reference still recognises added tokens that are not special, such as <tool_call>. We take none from content.
-    assert plain in ([], ["controls"])
+    assert plain == ([] if tokenizer.token_to_id("<tool_call>") is None else ["controls"])
 
 
 def test_rendered_prompts(model, golden_name):
