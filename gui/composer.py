@@ -22,6 +22,7 @@ __all__ = ["Composer"]
 
 _MOST_LINES = 9
 _MOST_CHARACTERS = 4_000_000  # no model reads more, and more would stop the window
+_LINE_COST = 20  # a line takes as long as so many characters
 _PIECE = 2000  # characters of a line that are laid out together
 _MARK = "\ufff8"  # never assigned, never drawn
 _BREAK = _MARK + "\n"
@@ -64,7 +65,8 @@ class Composer(QPlainTextEdit):
     @override
     def insertPlainText(self, text: str) -> None:
         """Put `text` in place of the selection; a text beyond all measure is refused, and what is here stays."""
-        if len(text) + self.document().characterCount() > _MOST_CHARACTERS:
+        lines = text.count("\n") + self.document().blockCount()
+        if len(text) + self.document().characterCount() + _LINE_COST * lines > _MOST_CHARACTERS:
             self.refused.emit(tr("This text is too long for a message ({count} characters).", count=f"{len(text):,}"))
             return
         cursor = self.textCursor()
