@@ -11,7 +11,7 @@ import os
 import queue
 import uuid
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -211,7 +211,7 @@ class AutoModel:
         from engine.convert.recipe import conversion_for
         from engine.runtime.service import Service
 
-        wanted = settings.model_dump() | {"context": max_seq_len} | ({"kv": "f32"} if dtype == "f32" else {})
+        wanted = settings.model_dump() | {"context": _plain(max_seq_len)} | ({"kv": "f32"} if dtype == "f32" else {})
         settings = checked(EngineSettings, wanted)
         opener = partial(_opened, conversion=conversion_for(dtype), dtype=dtype, cap=True, most_wanted=_SCORED_ROWS)
         service = Service(opener)
@@ -230,16 +230,19 @@ class AutoModel:
         Columns are the model's own embedding rows, ids without a token among them.
 
         Raises:
-            InputError: an id is none of the model's, or there are more than the context holds
+            InputError: an id is no whole number or none of the model's, or there are more than the context holds
         """
         import numpy as np
 
         from engine.runtime import scoring
 
+        self._check_open()
+        tokens = _token_ids(ids, self._model.vocab_size)
+
         def job(model: Model) -> npt.NDArray[np.float32]:
-            out = np.empty((len(ids), model.vocab_size), np.float32)
+            out = np.empty((len(tokens), model.vocab_size), np.float32)
             row = 0
-            for block in scoring.logits(model, ids, most_rows=_SCORED_ROWS):
+            for block in scoring.logits(model, tokens, most_rows=_SCORED_ROWS):
                 out[row : row + len(block)] = block
                 row += len(block)
             return out
@@ -287,13 +290,16 @@ class AutoModel:
             temperature: 0 always takes the likeliest token
             seed: the same seed gives the same answer
             stream: an iterator of pieces of text instead of the whole; leaving it early stops the answer
-            **sampling: any other field of `engine.settings.Sampling`; those not given are the model's own defaults
+            **sampling: any other field of `engine.settings.Sampling`, `stop` being a text or several; those not given
+                are the model's own defaults
 
         Raises:
             InputError: the prompt or a parameter cannot be used; says why
         """
         named = {"max_tokens": max_new_tokens, "temperature": temperature, "seed": seed} | sampling
-        given = {name: value for name, value in named.items() if value is not None}
+        given = {name: _plain(value) for name, value in named.items() if value is not None}
+        if isinstance(given.get("stop"), str | list):
+            given["stop"] = (given["stop"],) if isinstance(given["stop"], str) else tuple(given["stop"])
         chosen = checked(Sampling, self.info.defaults.model_dump() | given)
         pieces = self._pieces(_prompt(prompt), chosen)
         return pieces if stream else "".join(pieces)
@@ -331,7 +337,7 @@ class AutoModel:
         template = self._model.template
         if template.completion:
             raise TemplateError("the model has no chat template")
-        turns = [asdict(_message(message)) for message in messages]
+        turns = [asdict(message) for message in _messages(messages, "the conversation must be")]
         pieces = template.render(turns, add_generation_prompt)
         return self.tokenizer.encode_pieces(pieces) if tokenize else "".join(piece.text for piece in pieces)
 
@@ -620,17 +626,58 @@ def _on_thread(service: Service, job: Callable[[Model], Value]) -> Value:
 
 
 def _prompt(prompt: str | Sequence[Message | Mapping[str, str]]) -> Prompt:
-    return prompt if isinstance(prompt, str) else tuple(_message(message) for message in prompt)
+    return prompt if isinstance(prompt, str) else _messages(prompt, "the prompt must be a text or")
 
 
-def _message(message: Message | Mapping[str, str]) -> Message:
+def _messages(messages: Any, must: str) -> tuple[Message, ...]:
+    """The turns of a conversation, whoever wrote it; `must` begins the sentence about what is none."""
+    if isinstance(messages, str | bytes | bytearray | Mapping) or not isinstance(messages, Iterable):
+        raise InputError(f'{must} a list of messages ({{"role": "user", "content": "..."}}), not {_shown(messages)}')
+    return tuple(_message(message) for message in messages)
+
+
+def _message(message: Any) -> Message:
+    role: Any = None
+    content: Any = None
     if isinstance(message, Message):
-        return message
-    role, content = message.get("role"), message.get("content")
-    if role not in get_args(Role) or not isinstance(content, str):
+        role, content = message.role, message.content
+    elif isinstance(message, Mapping):
+        role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or role not in get_args(Role) or not isinstance(content, str):
         roles = ", ".join(get_args(Role))
-        raise InputError(f"a message needs a role ({roles}) and a text as content, not {dict(message)!r:.200}")
+        raise InputError(f"a message needs a role ({roles}) and a text as content, not {_shown(message)}")
     return Message(cast("Role", role), content)
+
+
+def _token_ids(ids: Any, vocab_size: int) -> list[int]:
+    """Token ids as plain numbers.
+
+    Raises:
+        InputError: something else is among them, or one that is none of the model's
+    """
+    if isinstance(ids, str | bytes | bytearray | Mapping) or not isinstance(ids, Iterable):
+        raise InputError(f"ids must be a list of whole numbers, not {_shown(ids)}")
+    numbers = []
+    for given in ids:
+        number = _plain(given)
+        if type(number) is not int:
+            raise InputError(f"ids must be a list of whole numbers, not of {_shown(given)}")
+        if not 0 <= number < vocab_size:
+            raise InputError(f"ids must be between 0 and {vocab_size - 1}, not {_shown(number)}")
+        numbers.append(number)
+    return numbers
+
+
+def _plain(value: Any) -> Any:
+    """Numpy's numbers as Python's; everything else as it is."""
+    import numpy as np
+
+    return value.item() if isinstance(value, np.integer | np.floating) else value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _error(failed: Failed) -> InglenookError:

@@ -215,6 +215,41 @@ def test_conversations(opened: Callable[..., Any]) -> None:
             model.generate([])
 
 
+def test_what_is_no_prompt_is_refused_in_one_sentence(opened: Callable[..., Any]) -> None:
+    opened()
+    with AutoModel.from_pretrained("toy", max_seq_len=np.int64(2048)) as model:
+        given: Any
+        for given in (None, 5, b"x", {"role": "user", "content": "x"}, 1.5):
+            with pytest.raises(InputError, match="the prompt must be a text or a list of messages") as caught:
+                model.generate(given)
+            assert "\n" not in str(caught.value)
+            with pytest.raises(InputError, match="the conversation must be a list of messages"):
+                model.apply_chat_template(given)
+        for given in (["x"], [5], [None], [[1]], [{"role": ["user"], "content": "x"}], [Message("user", 5)]):
+            with pytest.raises(InputError, match="a message needs a role"):
+                model.generate(given)
+        for given in (["a"], [1.5], [[1]], [True], [None], [np.float32(1)], [np.True_], np.ones((2, 2), int)):
+            with pytest.raises(InputError, match="ids must be a list of whole numbers"):
+                model.logits(given)
+        for given in ("a", b"a", None, 5, {1: 2}):
+            with pytest.raises(InputError, match="ids must be a list of whole numbers"):
+                model.logits(given)
+        for given in ([10**30], [-(10**30)], np.array([2**64 - 1], np.uint64), [VOCAB]):
+            with pytest.raises(InputError, match="between 0 and 319"):
+                model.logits(given)
+
+
+def test_numbers_of_numpy_and_stop_texts_of_any_shape(opened: Callable[..., Any]) -> None:
+    opened(lambda: toy(shape=saying(list(b"one two three"), after=3)))
+    with AutoModel.from_pretrained("toy") as model:
+        for stop in ("three", ["three"], ("three",)):
+            assert model.generate("abc", np.int32(20), np.float32(0), np.uint8(3), stop=stop) == "one two "
+        for stop in (5, [5], b"x"):
+            with pytest.raises(SettingError, match="stop"):
+                model.generate("abc", stop=stop)
+        assert np.array_equal(model.logits([np.int64(1), np.uint8(2)]), model.logits([1, 2]))
+
+
 def test_a_model_without_a_template_says_so(opened: Callable[..., Any]) -> None:
     opened(lambda: toy(template=None))
     with AutoModel.from_pretrained("toy") as model, pytest.raises(TemplateError, match="no chat template"):
