@@ -10,11 +10,14 @@ __all__ = ["main"]
 
 def main() -> int:
     """Start the face that the arguments ask for; returns the exit code."""
-    if len(sys.argv) > 1:
-        from engine.cli import main as command_line
+    try:
+        if len(sys.argv) > 1:
+            from engine.cli import main as command_line
 
-        return command_line()
-    return _window()
+            return command_line()
+        return _window()
+    except KeyboardInterrupt:  # while the above is imported; later the faces see to it
+        return 130
 
 
 def _window() -> int:

@@ -58,3 +58,20 @@ def test_a_conversion_ends_with_its_notices(tmp_path, monkeypatch, capfd):
     assert main(["convert", str(folder), "-o", str(tmp_path / "b.nook"), "--json"]) == 0
     (notice,) = json.loads(capfd.readouterr().out)["notices"]
     assert notice.startswith(sentence)
+
+
+@pytest.mark.parametrize("module", ["engine.cli", "cyclopts", "pydantic", "rich.console"])
+def test_an_interrupt_during_the_imports_is_quiet(module):
+    """Ctrl+C in the moment in which `module` is looked for."""
+    code = (
+        "import runpy, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.argv = ['main.py', 'diagnose']\n"
+        "runpy.run_path('main.py', run_name='__main__')\n"
+    )
+    root = Path(__file__).resolve().parent.parent
+    ended = subprocess.run([sys.executable, "-c", code], cwd=root, check=False, capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
