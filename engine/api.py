@@ -216,7 +216,7 @@ class AutoModel:
         opener = partial(_opened, conversion=conversion_for(dtype), dtype=dtype, cap=True, most_wanted=_SCORED_ROWS)
         service = Service(opener)
         events: queue.SimpleQueue[Event | Loaded] = queue.SimpleQueue()
-        service.load(Path(path), settings, events.put)
+        service.load(_path(path), settings, events.put)
         try:
             _follow_load(events, progress)
             return cls(service, _on_thread(service, lambda model: model))
@@ -405,7 +405,7 @@ def convert(
     """
     from engine.convert.convert import convert as converted
 
-    yield from converted(resolve_model(source), Path(out), conversion, resume=resume)
+    yield from converted(resolve_model(source), _path(out), conversion, resume=resume)
 
 
 def verify(path: Path | str) -> Generator[Progress, None, None]:
@@ -440,7 +440,7 @@ def perplexity(
 
     window = _WINDOW if context is None else context
     settings = settings.model_copy(update={"context": window, "max_batch_size": 1})
-    ready = yield from _opened(Path(model), settings, cap=context is None, most_wanted=_SCORED_ROWS)
+    ready = yield from _opened(_path(model), settings, cap=context is None, most_wanted=_SCORED_ROWS)
     try:
         if context is None:
             window = min(window, ready.context)
@@ -475,7 +475,7 @@ def bench(
     asked = {name: length for name, length in lengths.items() if length is not None}
     sizes = measure.Sizes(**asked, batch=batch, repeat=repeat)
     settings = settings.model_copy(update={"context": sizes.context, "max_batch_size": batch})
-    yield from measure.bench(lambda: _opened(Path(model), settings, cap=True), sizes, asked.keys(), settings.kv)
+    yield from measure.bench(lambda: _opened(_path(model), settings, cap=True), sizes, asked.keys(), settings.kv)
 
 
 def diagnose(*, benchmark: bool = False) -> dict[str, Any]:
@@ -525,14 +525,17 @@ def resolve_model(name: Path | str) -> Path:
     """A path as it stands, else a library model by name, else `starter`.
 
     Raises:
-        InputError: there is neither a file nor a model of that name
+        InputError: there is neither a file nor a model of that name, or it cannot be looked for
     """
-    path = Path(name)
-    if path.exists():
-        return path
-    named = library_folder() / f"{name}{_SUFFIX}"
-    if path.name == str(name) and named.is_file():
-        return named
+    path = _path(name)
+    try:
+        if path.exists():
+            return path
+        named = library_folder() / f"{name}{_SUFFIX}"
+        if path.name == str(name) and named.is_file():
+            return named
+    except OSError as error:
+        raise InputError(f"{_shown(str(name))} cannot be read: {error.strerror or error}; give another path") from None
     if str(name) == STARTER:
         starter = starter_path()
         if starter is None:
@@ -541,6 +544,12 @@ def resolve_model(name: Path | str) -> Path:
             )
         return starter
     raise InputError(f"{name} is neither a file or folder nor a model in the library ({library_folder()})")
+
+
+def _path(given: Path | str) -> Path:
+    if not str(given):
+        raise InputError("a path is empty; name a file or folder")
+    return Path(given)
 
 
 def starter_path() -> Path | None:

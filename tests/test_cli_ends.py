@@ -75,3 +75,36 @@ def test_an_interrupt_during_the_imports_is_quiet(module):
     root = Path(__file__).resolve().parent.parent
     ended = subprocess.run([sys.executable, "-c", code], cwd=root, check=False, capture_output=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("length", [252, 300, 5000])
+@pytest.mark.parametrize("command", [["inspect"], ["verify"], ["run", "hi"], ["perplexity", __file__], ["bench"]])
+def test_a_path_too_long_is_one_sentence(command, length, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(api, "log_folder", lambda: tmp_path)
+    for path in ("a" * length, ""):
+        assert main([command[0], path, *command[1:]]) == 2
+        output = capfd.readouterr()
+        assert (output.out, output.err.count("\n")) == ("", 1)
+        assert len(output.err) < 400
+        assert "cannot be read" in output.err if path else "path is empty" in output.err
+
+
+def test_where_a_conversion_cannot_be_written_is_said(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(api, "log_folder", lambda: tmp_path)
+    folder = make(tmp_path / "toy")
+    (tmp_path / "folder.nook").mkdir()
+    before = sorted(tmp_path.rglob("*.nook*"))
+    for out, sentence in (
+        (tmp_path / "folder.nook", "it is a folder; name a file"),
+        (folder / "config.json" / "x.nook", "config.json is a file, no folder"),
+        (tmp_path / "nothing" / "x.nook", "nothing does not exist"),
+        (tmp_path / ("a" * 245 + ".nook"), "the name is too long"),
+        (tmp_path / ("a" * 300 + ".nook"), "the name is too long"),
+        (tmp_path / "x.gguf", "ends in .nook"),
+        ("", "path is empty"),
+    ):
+        assert main(["convert", str(folder), "-o", str(out)]) == 2
+        last = capfd.readouterr().err.splitlines()[-1]
+        assert last.startswith("inglenook: ")
+        assert sentence in last
+    assert sorted(tmp_path.rglob("*.nook*")) == before

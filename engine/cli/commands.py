@@ -350,6 +350,8 @@ def _read_text(path: str) -> str:
     Raises:
         InputError: it cannot be read, or is not UTF-8
     """
+    if not path:
+        raise InputError("the path of the text is empty; name a UTF-8 text file")
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -68,10 +68,7 @@ class NookWriter:
             OutOfSpaceError: the drive has not the room; nothing is written
             ResourceError: the folder may not be written, or another conversion writes this file
         """
-        if out.suffix.lower() != ".nook" or out.is_dir():
-            raise InputError(f"{out} cannot be written: the name of a converted model ends in .nook")
-        if not out.parent.is_dir():
-            raise InputError(f"{out} cannot be written: the folder {out.parent} does not exist")
+        _check_name(out)
         self.out = out
         self.manifest = _laid_out(manifest, files)
         self._partial = out.with_name(out.name + _PARTIAL)
@@ -264,7 +261,9 @@ class NookWriter:
         except OSError as error:
             raise self._failed(error) from None
 
-    def _failed(self, error: OSError) -> ResourceError:
+    def _failed(self, error: OSError) -> InglenookError:
+        if error.errno == errno.ENAMETOOLONG:
+            return _too_long(self.out)
         if error.errno in _NO_SPACE:
             return OutOfSpaceError(
                 f"the drive of {self.out.parent} became full while {self.out.name} was written; nothing was kept of it"
@@ -275,6 +274,25 @@ class NookWriter:
         for path in (self._partial, self._journal_path):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def _check_name(out: Path) -> None:
+    if out.suffix.lower() != ".nook":
+        raise InputError(f"{out} cannot be written: the name of a converted model ends in .nook")
+    try:
+        if out.is_dir():
+            raise InputError(f"{out} cannot be written: it is a folder; name a file")
+        if not out.parent.is_dir():
+            what = "is a file, no folder" if out.parent.exists() else "does not exist"
+            raise InputError(f"{out} cannot be written: {out.parent} {what}; name a folder that is there")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _too_long(out) from None
+        raise InputError(f"{out} cannot be written: {error.strerror or error}") from None
+
+
+def _too_long(out: Path) -> InputError:
+    return InputError(f"{str(out)[:80]}... cannot be written: the name is too long; choose a shorter one")
 
 
 def _flush(handle: int, done: Future[None]) -> None:
