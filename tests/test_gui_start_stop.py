@@ -255,6 +255,7 @@ TWICE = """
 
     def see():
         if not window().isMinimized():
+            look.stop()
             print("forward", flush=True)
             window().close()
 
