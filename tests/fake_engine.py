@@ -192,7 +192,9 @@ def _bench(model: str, *, settings: EngineSettings, **sizes: int | None) -> Iter
         "tier": settings.tier or "avx2",
         "threads": settings.threads,
         "kv_dtype": settings.kv,
-        **{"prompt_tokens": 512, "gen_tokens": 128, "depth": 32},
+        "prompt_tokens": 512,
+        "gen_tokens": 128,
+        "depth": 32,
         **{name: size for name, size in sizes.items() if size is not None},
     }
 
