@@ -22,9 +22,11 @@ __all__ = [
     "KV_F32",
     "KV_INT8",
     "PAGE_TOKENS",
+    "PARTIAL_HEAD",
     "ROW_WORDS",
     "STATE",
     "STATE_WORDS",
+    "TILE_ROWS",
     "Activation",
     "Opcode",
     "Program",
@@ -38,6 +40,10 @@ PAGE_TOKENS: Final = 64
 """Positions that one page of the KV cache holds."""
 CHUNK_TOKENS: Final = 512
 """Attention folds its result in runs of this many positions; part of the canonical arithmetic."""
+PARTIAL_HEAD: Final = 16
+"""Floats before the output of a partial result: maximum, sum, then room to the next cache line."""
+TILE_ROWS: Final = 32
+"""Query rows (token, head) that share a sweep over the pages."""
 
 
 class Opcode(IntEnum):

@@ -19,8 +19,10 @@ from engine.core.operations import (
     KV_F32,
     KV_INT8,
     PAGE_TOKENS,
+    PARTIAL_HEAD,
     STATE,
     STATE_WORDS,
+    TILE_ROWS,
     Activation,
     Opcode,
     Program,
@@ -47,8 +49,6 @@ _KINDS = {
     "f32": WeightKind.F32,
 }
 _ACTIVATIONS = {"silu": Activation.SILU, "gelu_tanh": Activation.GELU_TANH}
-_PARTIAL_HEAD = 16  # floats before a partial result's output; as in kernels/attention.py
-_TILE_ROWS = 32  # query rows that share a sweep; as in kernels/attention.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ def scratch_bytes(spec: ModelSpec) -> int:
     most = 16 * (widest + 256) + 4096  # a block of weights as int8 and what goes with it; a row of floats is less
     for layer in spec.layers:
         attention = layer.attention
-        rows = max(_TILE_ROWS, attention.heads // attention.kv_heads)
-        part = 4 * (_PARTIAL_HEAD + attention.head_dim)
+        rows = max(TILE_ROWS, attention.heads // attention.kv_heads)
+        part = 4 * (PARTIAL_HEAD + attention.head_dim)
         most = max(most, 512 + rows * (4 + 4 * attention.head_dim + 128 + 6 * CHUNK_TOKENS + 2 * part))
     return -(-most // 4096) * 4096
 
@@ -389,7 +389,7 @@ class Decoder:
         attentions = [layer.attention for layer in self.spec.layers]
         width = max(a.heads * a.head_dim for a in attentions)
         chunks = -(-self.context // CHUNK_TOKENS)
-        part = max(a.heads * (_PARTIAL_HEAD + a.head_dim) for a in attentions)
+        part = max(a.heads * (PARTIAL_HEAD + a.head_dim) for a in attentions)
         queries, scales = self._floats(self.max_tokens, width), self._floats(self.max_tokens, width // 16)
         partials = self._floats(self.max_sequences, part * chunks)
         return queries.ctypes.data, scales.ctypes.data, partials.ctypes.data, chunks

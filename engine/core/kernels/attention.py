@@ -57,15 +57,11 @@ from engine.core.kernels.simd import (
     sum_lanes,
     tiles,
 )
-from engine.core.operations import CHUNK_TOKENS, KV_F16, KV_F32, KV_INT8, PAGE_TOKENS
+from engine.core.operations import CHUNK_TOKENS, KV_F16, KV_F32, KV_INT8, PAGE_TOKENS, PARTIAL_HEAD, TILE_ROWS
 
 CHUNK_PAGES = CHUNK_TOKENS // PAGE_TOKENS
-PARTIAL_HEAD = 16
-"""Floats before the output of a partial result: maximum, sum, then room to the next cache line."""
 ROW = 4 * CHUNK_TOKENS
 """Bytes of one row of scores; probabilities in int16 take half of it."""
-TILE_ROWS = 32
-"""Query rows (token, head) that share a sweep over the pages."""
 
 
 # ------------------------------------------------- rotation and writing to pages

@@ -93,7 +93,7 @@ class _TileModel(models.PrimitiveModel):
         super().__init__(manager, fe_type, fe_type.llvm)
 
 
-i8x16, i8x32, i8x64 = Vec("i8", 16), Vec("i8", 32), Vec("i8", 64)
+i8x64 = Vec("i8", 64)
 i16x32, i32x16, f32x16 = Vec("i16", 32), Vec("i32", 16), Vec("f32", 16)
 
 int8, int16, int32, int64 = types.int8, types.int16, types.int32, types.int64
@@ -181,8 +181,8 @@ def _storer(value_type, align=1):
     return store
 
 
-load_i8x64, load_i32x16, load_f32x16 = (_loader(t, t.llvm) for t in (i8x64, i32x16, f32x16))
-store_i8x64, store_i32x16, store_f32x16 = (_storer(t) for t in (i8x64, i32x16, f32x16))
+load_i8x64, load_f32x16 = (_loader(t, t.llvm) for t in (i8x64, f32x16))
+store_i8x64, store_f32x16 = (_storer(t) for t in (i8x64, f32x16))
 load_i32, load_i64, load_f32 = _loader(int32, I32), _loader(int64, I64), _loader(float32, F32)
 store_i32, store_i64, store_f32 = _storer(int32), _storer(int64), _storer(float32)
 
@@ -202,23 +202,11 @@ def store_i8(builder, address, value):
     builder.store(builder.trunc(value, I8), _pointer(builder, address), align=1)
 
 
-@operation(void, int64, int32)
-def store_i16(builder, address, value):
-    builder.store(builder.trunc(value, I16), _pointer(builder, address), align=1)
-
-
 @operation(i16x32, int64)
 def load_i8x32_as_i16(builder, address):
     """32 signed bytes, widened to 16 bits."""
     bytes_ = builder.load(_pointer(builder, address), typ=_vector(I8, 32), align=1)
     return builder.sext(bytes_, _vector(I16, 32))
-
-
-@operation(i32x16, int64)
-def load_i8x16_as_i32(builder, address):
-    """16 signed bytes, widened to 32 bits."""
-    bytes_ = builder.load(_pointer(builder, address), typ=_vector(I8, 16), align=1)
-    return builder.sext(bytes_, _vector(I32, 16))
 
 
 @operation(i32x16, int64)
@@ -301,11 +289,6 @@ def load_f16x16(builder, address):
     return _half_to_float(builder, builder.load(_pointer(builder, address), typ=_vector(I16, 16), align=1))
 
 
-@operation(void, int64, f32x16)
-def store_f16x16(builder, address, value):
-    builder.store(_float_to_half(builder, value), _pointer(builder, address), align=1)
-
-
 @operation(float32, int64)
 def load_f16(builder, address):
     bits = builder.load(_pointer(builder, address), typ=I16, align=1)
@@ -349,20 +332,6 @@ def splat_f32(builder, value):
 @operation(i32x16, int32)
 def splat_i32(builder, value):
     return _splat(builder, value, 16)
-
-
-@operation(i8x64, int64)
-def splat_4_bytes(builder, address):
-    """The four bytes at `address`, in every 32-bit lane."""
-    word = builder.load(_pointer(builder, address), typ=I32, align=1)
-    return builder.bitcast(_splat(builder, word, 16), _vector(I8, 64))
-
-
-@operation(i16x32, int64)
-def splat_2_halfwords(builder, address):
-    """The two int16 at `address`, in every 32-bit lane."""
-    word = builder.load(_pointer(builder, address), typ=I32, align=1)
-    return builder.bitcast(_splat(builder, word, 16), _vector(I16, 32))
 
 
 # ----------------------------------------------------------------- arithmetic
