@@ -653,8 +653,10 @@ class Twin:
 
     def output(self, position):
         """float32 (heads, head_dim) of the query at a position."""
-        seen = [naive.Cached(c.numbers[: position + 1], None if c.scales is None else c.scales[: position + 1])
-                for c in (self.keys, self.values)]
+        seen = [
+            naive.Cached(c.numbers[: position + 1], None if c.scales is None else c.scales[: position + 1])
+            for c in (self.keys, self.values)
+        ]
         return naive.canonical_attention(self.q[position], *seen, self.shape.scale, self.shape.window)
 
 
@@ -678,7 +680,7 @@ def twin(shape, kv, qkv):
 def sequence(shape, tokens, seed=0):
     """qkv (tokens, width); a few heads and positions stand out, so that softmax is not flat."""
     qkv = random(tokens, shape.width, seed=seed).copy()
-    qkv[:: 7] *= np.float32(3)
+    qkv[::7] *= np.float32(3)
     qkv[5 % tokens] *= np.float32(1e-3)
     return qkv
 

@@ -6,17 +6,21 @@ never sees a tensor, a page or a sequence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from engine.progress import Progress
 from engine.settings import Sampling
 
 __all__ = [
+    "Constraint",
+    "ConstraintKind",
     "Delta",
     "Done",
+    "EngineStatus",
     "Event",
     "Failed",
     "FinishReason",
@@ -34,17 +38,36 @@ __all__ = [
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "context", "cancelled"]
+ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "tools"]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation, as a person or client wrote it."""
+    """One turn of a conversation, as a person or client wrote it.
+
+    more: what else the chat template is told of it, such as `tool_calls` (with arguments as objects), `tool_call_id`
+        or `name`; plain data.
+    """
 
     role: Role
     content: str
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 Prompt = tuple[Message, ...] | str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer is made to look like.
+
+    text: nothing for "json_object"; a JSON schema, a regular expression, or a
+        grammar (Lark's notation or GBNF); for "tools" a JSON list of
+        `{"name", "parameters"}`, one of which is called in the model's own way.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +80,12 @@ class Request:
     started: when the conversation began, for chat templates that write the
         date: kept the same, its prompts begin alike and are found in the cache.
     stream: False withholds `Delta` events; the whole text comes with `Done`.
+    template: variables for the chat template, such as `tools` (as OpenAI
+        writes them) or `enable_thinking`; plain data.
+    constraint: what the answer must look like; of an answer that begins with
+        thinking, what follows that.
+    thinking_tokens: thinking is ended after so many tokens; None lets it run.
+    logit_bias: (token id, what is added to its logit) pairs.
     """
 
     id: str
@@ -65,6 +94,10 @@ class Request:
     stream: bool = True
     logprobs: int | None = None
     started: datetime | None = None
+    template: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    constraint: Constraint | None = None
+    thinking_tokens: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +138,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The request left the queue; its prompt is known in tokens."""
+    """The request left the queue; its prompt is known in tokens.
+
+    thinking: the prompt ends where the model is already thinking.
+    """
 
     request_id: str
     prompt_tokens: int
     cached_tokens: int
+    thinking: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +193,23 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What an engine is doing: answers running and waiting, pages of the cache and how many can be taken."""
+
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    free_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """What a face needs to know of the model that is loaded.
 
     format: "int4, group 32". context: tokens a conversation can hold now;
     model_context: tokens the model was made for. defaults: the model's own
-    generation settings where it has any, else ours.
+    generation settings where it has any, else ours. think: what thinking
+    begins and ends with, if the model thinks aloud.
     """
 
     path: Path
@@ -177,6 +225,7 @@ class LoadedModel:
     tier: str
     threads: int
     notices: tuple[str, ...] = ()
+    think: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from engine.progress import Progress
 from engine.runtime.events import (
     Delta,
     Done,
+    EngineStatus,
     Event,
     Failed,
     FinishReason,
@@ -29,6 +30,7 @@ from engine.runtime.events import (
     TokenLogprob,
     Usage,
 )
+from engine.runtime.guide import Guide
 from engine.runtime.model import Model
 from engine.runtime.prefix import PrefixIndex
 from engine.runtime.sampler import Draw, Sampler, fresh_seed
@@ -46,12 +48,17 @@ _MOST_ALTERNATIVES = 100
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """A request on its way. `sent_tokens` of its tokens went out in deltas."""
+    """A request on its way. `sent_tokens` of its tokens went out in deltas.
+
+    thinking: the prompt ends where the model is already thinking.
+    """
 
     request: Request
     sink: Sink
     sequence: Sequence
     stream: TextStream
+    guide: Guide | None
+    thinking: bool
     seed: int
     notices: tuple[str, ...]
     added_s: float
@@ -103,6 +110,12 @@ class Loop:
     def idle(self) -> bool:
         """No request is on its way."""
         return not self._answers
+
+    @property
+    def status(self) -> EngineStatus:
+        """What is going on."""
+        running, waiting, pages = self._scheduler.running, self._scheduler.waiting, self._model.pages
+        return EngineStatus(len(running), len(waiting), pages.count, pages.available)
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._answers
@@ -204,14 +217,16 @@ class Loop:
         if request.logprobs is not None and not 0 <= request.logprobs <= _MOST_ALTERNATIVES:
             raise SettingError(f"logprobs must be between 0 and {_MOST_ALTERNATIVES}, not {request.logprobs}")
         added_s = self._clock()
-        prompt = self._model.encode(request.prompt, request.started)
+        prompt = self._model.encode(request.prompt, request.started, request.template)
         self._scheduler.check(prompt.ids.size)
         sampling = request.sampling
         return _Answer(
             request=request,
             sink=sink,
             sequence=Sequence(prompt.ids, prompt.ids.size + sampling.max_tokens),
-            stream=TextStream(self._model.tokenizer, sampling.stop),
+            stream=TextStream(self._model.tokenizer, sampling.stop, self._model.shown_ids(request)),
+            guide=self._model.guide(request, prompt),
+            thinking=self._model.thinks(prompt),
             seed=fresh_seed() if sampling.seed < 0 else sampling.seed,
             notices=prompt.notices,
             added_s=added_s,
@@ -220,7 +235,9 @@ class Loop:
     def _start(self, answer: _Answer, now_s: float) -> None:
         if answer.started_s is None:
             answer.started_s = now_s
-            self._emit(answer, Started(answer.request.id, answer.sequence.prompt, answer.sequence.cached))
+            self._emit(
+                answer, Started(answer.request.id, answer.sequence.prompt, answer.sequence.cached, answer.thinking)
+            )
 
     def _report(self, answer: _Answer, span: Span) -> None:
         done, total = span.start + span.count, span.sequence.length
@@ -228,9 +245,15 @@ class Loop:
         self._emit(answer, Progress("prefill", done, total, "tokens", request_id=answer.request.id, eta_s=eta_s))
 
     def _draw(self, answer: _Answer, row: npt.NDArray[np.float32]) -> None:
-        request, sequence = answer.request, answer.sequence
+        request, sequence, guide = answer.request, answer.sequence, answer.guide
         draw = self._sampler.draw(
-            row, request.sampling, seed=answer.seed, history=sequence.ids, alternatives=request.logprobs
+            row,
+            request.sampling,
+            seed=answer.seed,
+            history=sequence.ids,
+            alternatives=request.logprobs,
+            bias=request.logit_bias,
+            allowed=None if guide is None else guide.allowed(),
         )
         answer.drawn += 1
         answer.last_token_s = self._clock()
@@ -240,10 +263,12 @@ class Loop:
             self._done(answer, "stop")
             return
         sequence.append(draw.token)
+        if guide is not None:
+            guide.take(draw.token)
         if request.logprobs is not None:
             answer.logprobs.append(self._logprob(draw))
         self._say(answer, answer.stream.push(draw.token))
-        if answer.stream.stopped:
+        if answer.stream.stopped or (guide is not None and guide.complete):
             self._done(answer, "stop")
         elif sequence.generated >= request.sampling.max_tokens:
             self._done(answer, "length")

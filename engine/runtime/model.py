@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,16 @@ from engine.models.batch import Batch
 from engine.models.memory import plan
 from engine.models.weights import NO_END_NOTICE, ModelSource
 from engine.progress import Progress
-from engine.runtime.events import LoadedModel, Message, Prompt
+from engine.runtime.events import LoadedModel, Message, Prompt, Request
+from engine.runtime.guide import Guide, Thinking
 from engine.settings import EngineSettings, Sampling, checked
+from engine.text.dialect import CALL_TOKENS, Dialect, spelled_out
+from engine.text.files import chat_templates
 from engine.text.template import ChatTemplate, repaired
 from engine.text.tokenizer import Piece, Tokenizer
+
+if TYPE_CHECKING:
+    from engine.text.grammar import Grammars
 
 __all__ = ["Decoder", "EncodedPrompt", "Model", "assembled", "prepared_kernels"]
 
@@ -34,6 +41,9 @@ _BATCH_TOKENS = 256
 
 # No text has so many characters per token; what is longer than this many times the context cannot fit.
 _CHARACTERS_PER_TOKEN = 8
+
+# A template that begins the thinking itself writes its mark among the last tokens of the prompt.
+_TURN_START = 8
 
 
 class Decoder(Protocol):
@@ -61,7 +71,7 @@ class EncodedPrompt:
     notices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Model:
     """Everything a loop needs of a model.
 
@@ -83,6 +93,7 @@ class Model:
     batch_tokens: int
     info: LoadedModel
     release: Callable[[], None]
+    dialect: Dialect = field(default_factory=Dialect)
 
     @property
     def missing_ids(self) -> npt.NDArray[np.int64]:
@@ -91,11 +102,60 @@ class Model:
         missing = [token for token in self.tokenizer.missing_ids if token < known]
         return np.concatenate([np.array(missing, np.int64), np.arange(known, self.vocab_size)])
 
-    def encode(self, prompt: Prompt, started: datetime | None = None) -> EncodedPrompt:
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What makes grammars for constrained answers."""
+        from engine.text.grammar import Grammars  # wants a library of 8 MB that few answers need
+
+        return Grammars(self.tokenizer, self.vocab_size, self.end_ids, self.dialect)
+
+    def guide(self, request: Request, prompt: EncodedPrompt) -> Guide | None:
+        """What holds the answer to its constraint and its thinking to its length; None when nothing does.
+
+        Raises:
+            InputError: the constraint or a token id cannot be used; says why
+        """
+        for token, _ in request.logit_bias:
+            if not 0 <= token < self.vocab_size:
+                raise InputError(f"logit_bias names the id {token}, and the model knows 0 to {self.vocab_size - 1}")
+        constraint = request.constraint
+        if constraint is None and request.thinking_tokens is None:
+            return None
+        if constraint is not None and not self.end_ids:
+            raise InputError("the model has no token that ends an answer, so it cannot be held to a constraint")
+        marks = self._think_ids
+        thinking = None
+        if marks is not None:
+            thinking = Thinking(*marks, inside=self.thinks(prompt), most=request.thinking_tokens)
+        grammar = None if constraint is None else self.grammars.grammar(constraint.kind, constraint.text)
+        return Guide(self.vocab_size, thinking, grammar) if thinking or grammar else None
+
+    def thinks(self, prompt: EncodedPrompt) -> bool:
+        """The prompt ends where the model is already thinking."""
+        if self._think_ids is None:
+            return False
+        begin, end = self._think_ids
+        last = [token for token in prompt.ids[-_TURN_START:].tolist() if token in (begin, end)]
+        return last[-1:] == [begin]
+
+    @property
+    def _think_ids(self) -> tuple[int, int] | None:
+        ids = [self.dialect.tokens.get(mark) for mark in self.dialect.think or ()]
+        return (ids[0], ids[1]) if len(ids) == 2 and ids[0] is not None and ids[1] is not None else None
+
+    def shown_ids(self, request: Request) -> list[int]:
+        """Special tokens that are part of the text: marks of thinking, and of calls if there are tools."""
+        marks = (*(self.dialect.think or ()), *(CALL_TOKENS if request.template.get("tools") else ()))
+        return [self.dialect.tokens[mark] for mark in marks if mark in self.dialect.tokens]
+
+    def encode(
+        self, prompt: Prompt, started: datetime | None = None, variables: Mapping[str, Any] | None = None
+    ) -> EncodedPrompt:
         """The prompt as token ids, at least one.
 
         started: when the conversation began, for templates that write the date. Without it they are told the
         present hour, so that the next prompts of a conversation mostly begin like this one.
+        variables: more for the chat template. Tools are put in words for one that knows nothing of them.
 
         Raises:
             InputError: it is empty, or has ids that are no tokens
@@ -111,9 +171,12 @@ class Model:
             ids = self.tokenizer.encode(prompt, add_special_tokens=not begun) if prompt else []
         elif _is_conversation(prompt):
             started = started or datetime.now().astimezone().replace(minute=0, second=0, microsecond=0)
-            turns = [{"role": message.role, "content": message.content} for message in prompt]
+            turns = [{**message.more, "role": message.role, "content": message.content} for message in prompt]
+            given = dict(variables or {})
+            if not self.dialect.knows_tools and (given.get("tools") or any(len(turn) > 2 for turn in turns)):
+                turns = spelled_out(turns, given.pop("tools", ()))
             taken, notices = repaired(turns, self.template)
-            pieces = self.template.render(taken, started=started)
+            pieces = self.template.render(taken, started=started, **given)
             self._refuse_hopeless(pieces)
             ids = self.tokenizer.encode_pieces(pieces, add_special_tokens=self.template.completion)
         else:
@@ -184,6 +247,7 @@ def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *
     threads = here.threads(settings.threads)
     tokenizer = Tokenizer.from_files(source.files)
     template = ChatTemplate.from_files(source.files)
+    dialect = Dialect.found(tuple(chat_templates(source.files).values()), tokenizer)
     unread = weights.total_bytes if source.kind == "nook" and settings.load == "mmap" else 0
     planned = plan(spec, unread, settings, memory(), threads=threads, batch_tokens=_BATCH_TOKENS)
     pool = PagePool(planned.pages, models.page_layout(spec, settings.kv))
@@ -242,6 +306,8 @@ def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *
             tier=kernels.tier,
             threads=threads,
             notices=notices,
+            think=dialect.think,
         ),
         release=team.close,
+        dialect=dialect,
     )

@@ -78,6 +78,8 @@ class Sampler:
         seed: int,
         history: Ids,
         alternatives: int | None = None,
+        bias: tuple[tuple[int, float], ...] = (),
+        allowed: npt.NDArray[np.bool_] | None = None,
     ) -> Draw:
         """The next token after `history`.
 
@@ -87,6 +89,8 @@ class Sampler:
                                 same random number at two positions
         alternatives            how many likeliest tokens to report with their
                                 probabilities; None reports nothing
+        bias                    (id, what is added to its logit) before all else
+        allowed  (vocab_size,)  the tokens that may be drawn; None allows all
 
         Raises:
             InternalError: the row holds NaN, or nothing that can be drawn
@@ -96,7 +100,11 @@ class Sampler:
             row[:] = logits
             row[self._missing] = -np.inf
             raw = None if alternatives is None else self._scratch.copy()
+            for token, added in bias:
+                row[token] += np.float32(added)
             self._penalise(row, sampling, history)
+            if allowed is not None:
+                row[~allowed & ~np.isnan(row)] = -np.inf
         top = float(self._block_maxima().max())  # NaN, if there is one
         if not top > -np.inf:
             raise InternalError(

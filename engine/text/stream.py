@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from engine.text.tokenizer import Tokenizer
 
@@ -24,10 +24,10 @@ class TextStream:
     stopped: a stop string was found; more ids change nothing.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        """Begin an answer. Empty stop strings are ignored."""
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), shown: Collection[int] = ()) -> None:
+        """Begin an answer. Empty stop strings are ignored. shown: special tokens that are part of the text."""
         self.stopped = False
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = tokenizer.detokenizer(shown=shown)
         self._matchers = [_Matcher(text) for text in dict.fromkeys(stop) if text]
         self._held: deque[str] = deque()  # characters not given out
         self._seen = 0  # characters of the text so far, held ones included

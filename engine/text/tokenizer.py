@@ -7,7 +7,7 @@ while a chat template's own text does. Knows vocabularies, not models.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -162,9 +162,9 @@ class Tokenizer:
         """
         return self.detokenizer(skip_special=skip_special).feed(ids)
 
-    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
-        """A decoder for one text that comes bit by bit."""
-        skipped = self.special_ids if skip_special else frozenset[int]()
+    def detokenizer(self, *, skip_special: bool = True, shown: Collection[int] = ()) -> Detokenizer:
+        """A decoder for one text that comes bit by bit. shown: special tokens that are not left out."""
+        skipped = self.special_ids.difference(shown) if skip_special else frozenset[int]()
         return Detokenizer(self._vocabulary, self.token_bytes, skipped)
 
     def token_bytes(self, token_id: int) -> bytes:
