@@ -25,8 +25,10 @@ from engine.errors import ContextOverflowError, InglenookError, InputError, Inte
 from engine.folders import cache_folder, data_folder, library_folder, log_folder
 from engine.progress import Progress
 from engine.runtime.events import (
+    Constraint,
     Delta,
     Done,
+    EngineStatus,
     Event,
     Failed,
     FinishReason,
@@ -49,16 +51,19 @@ if TYPE_CHECKING:
     from engine.runtime.loop import Loop
     from engine.runtime.model import Model
     from engine.runtime.service import Service
+    from engine.text.reader import AnswerReader
     from engine.text.tokenizer import Tokenizer
 
 __all__ = [
     "STARTER",
     "AutoModel",
+    "Constraint",
     "Conversion",
     "Delta",
     "Done",
     "Engine",
     "EngineSettings",
+    "EngineStatus",
     "Event",
     "Failed",
     "FinishReason",
@@ -69,6 +74,7 @@ __all__ = [
     "ModelReport",
     "Problem",
     "Progress",
+    "Prompt",
     "Request",
     "Sampling",
     "Sink",
@@ -77,6 +83,7 @@ __all__ = [
     "TensorInfo",
     "TokenLogprob",
     "Usage",
+    "answer_reader",
     "bench",
     "cache_folder",
     "convert",
@@ -164,6 +171,44 @@ class Engine:
             sink(tokens)
 
         self._service.call(count)
+
+    def status(self, sink: Callable[[EngineStatus], None]) -> None:
+        """What the engine is doing; all zeros when no model is loaded."""
+        self._service.call(lambda _model, loop: sink(EngineStatus() if loop is None else loop.status))
+
+    def encode(
+        self, prompt: Prompt, template: Mapping[str, Any], sink: Callable[[tuple[int, ...] | InglenookError], None]
+    ) -> None:
+        """The token ids that a prompt becomes (see `Request`), or why it becomes none."""
+
+        def ids(model: Model) -> tuple[int, ...]:
+            return tuple(model.encode(prompt, None, template).ids.tolist())
+
+        self._with_model(ids, sink)
+
+    def decode(self, ids: Sequence[int], sink: Callable[[str | InglenookError], None]) -> None:
+        """The text of token ids, special tokens included; or why they have none."""
+
+        def text(model: Model) -> str:
+            for token in ids:
+                if not 0 <= token < model.vocab_size:
+                    raise InputError(f"the id {token} is none of the model's, which knows 0 to {model.vocab_size - 1}")
+            return model.tokenizer.decode(ids, skip_special=False)
+
+        self._with_model(text, sink)
+
+    def _with_model(self, job: Callable[[Model], Value], sink: Callable[[Value | InglenookError], None]) -> None:
+        def run(model: Model | None, _loop: Loop | None) -> None:
+            if model is None:
+                sink(InputError("no model is loaded; choose one first"))
+                return
+            try:
+                told: Value | InglenookError = job(model)
+            except InglenookError as error:
+                told = error
+            sink(told)
+
+        self._service.call(run)
 
     def close(self) -> None:
         """Stop everything and join the thread (< 3 s)."""
@@ -486,6 +531,18 @@ def diagnose(*, benchmark: bool = False) -> dict[str, Any]:
     from engine.runtime import measure
 
     return measure.diagnose(cache_folder(), benchmark=benchmark)
+
+
+def answer_reader(
+    tools: Sequence[str] = (), think: tuple[str, str] | None = None, *, thinking: bool = False
+) -> AnswerReader:
+    """What takes an answer's text apart: `push(text)` and `finish()` give its parts.
+
+    tools: functions that may be called. think: `LoadedModel.think`. thinking: `Started.thinking`.
+    """
+    from engine.text.reader import AnswerReader
+
+    return AnswerReader(tools, think, thinking=thinking)
 
 
 def library_models(*, broken: bool = False) -> tuple[LibraryModel, ...]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.errors import SettingError
 
-__all__ = ["Conversion", "EngineSettings", "KvDtype", "LoadMode", "Sampling", "Tier", "checked"]
+__all__ = ["Conversion", "EngineSettings", "KvDtype", "LoadMode", "Sampling", "ServerSettings", "Tier", "checked"]
 
 KvDtype = Literal["int8", "f16", "f32"]
 LoadMode = Literal["mmap", "resident"]
@@ -219,6 +219,73 @@ class Conversion(_Settings):
             description="PATTERN=q4|q8|f16|f32, the last match wins; tensor names as `inspect --tensors` shows.",
         ),
     ] = ()
+
+
+class ServerSettings(_Settings):
+    """How the HTTP server behaves."""
+
+    host: Annotated[
+        str,
+        Field(
+            min_length=1,
+            title="Address",
+            description="Where to listen; anything but this computer itself wants an API key.",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, title="Port", description="0 takes a free one.")] = 8765
+    api_key: Annotated[
+        tuple[str, ...],
+        Field(
+            title="API keys",
+            description="Whoever shows one of these may ask; without any, everybody who reaches the address may. "
+            "INGLENOOK_API_KEY in the environment is one, too.",
+        ),
+    ] = ()
+    allow_host: Annotated[
+        tuple[str, ...],
+        Field(title="Names", description="Further names by which clients call this computer, such as pc.example."),
+    ] = ()
+    allow_origin: Annotated[
+        tuple[str, ...],
+        Field(title="Web pages", description="Web pages that may ask, such as https://chat.example; none by default."),
+    ] = ()
+    queue: Annotated[
+        int,
+        Field(ge=0, le=10_000, title="Queue", description="How many answers may wait; further ones are sent away."),
+    ] = 64
+    body_mb: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1024,
+            title="Largest request",
+            description="Megabytes of one request.",
+            json_schema_extra={"unit": "MB"},
+        ),
+    ] = 16
+    idle_minutes: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=100_000,
+            title="Unload after",
+            description="Minutes without a request after which a model is unloaded; 0 keeps it.",
+            json_schema_extra={"unit": "min"},
+        ),
+    ] = 30
+    shutdown_s: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=3600,
+            title="Time to finish",
+            description="Seconds that running answers get when the server is stopped.",
+            json_schema_extra={"unit": "s"},
+        ),
+    ] = 10
+    log_prompts: Annotated[
+        bool, Field(title="Log prompts", description="Write what is asked and answered into the log.")
+    ] = False
 
 
 Model = TypeVar("Model", bound=BaseModel)

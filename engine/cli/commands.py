@@ -18,7 +18,7 @@ from engine.cli.flags import whole_number, with_settings
 from engine.cli.output import count_text, follow, note, size_text, table, write, write_json
 from engine.cli.talk import Session, answer_once, argument_text, converse, read_prompt
 from engine.errors import InputError, ResourceError
-from engine.settings import Conversion, EngineSettings, Sampling
+from engine.settings import Conversion, EngineSettings, Sampling, ServerSettings
 
 __all__ = ["app"]
 
@@ -224,6 +224,27 @@ def bench(
         write_json(result)
     else:
         write(_bench_text(result))
+
+
+@app.command
+@with_settings()
+def serve(
+    *models: Annotated[
+        str, Parameter(help="What to serve, each as NAME=MODEL or a MODEL by its own name; nothing serves the library.")
+    ],
+    server: ServerSettings,
+    engine: EngineSettings,
+) -> None:
+    """Answer over HTTP in OpenAI's protocol until Ctrl+C. Models after the first are loaded when first asked for."""
+    from engine.server.hub import named_models
+    from engine.server.serve import Server
+
+    names = models or tuple(str(model.path) for model in api.library_models())
+    if not names:
+        raise InputError("there is no model to serve; name one, or convert one into the library")
+    serving = Server(named_models(names), engine, server)
+    note(f"Loading {next(iter(serving.models))}")
+    serving.run(lambda: note(f"Serving {', '.join(serving.models)} at {serving.url}/v1 (Ctrl+C stops)"))
 
 
 @app.command

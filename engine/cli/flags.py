@@ -13,7 +13,7 @@ from cyclopts import Group, Parameter, Token
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from engine.settings import Conversion, EngineSettings, Sampling, checked
+from engine.settings import Conversion, EngineSettings, Sampling, ServerSettings, checked
 
 __all__ = ["overlay", "whole_number", "with_settings"]
 
@@ -26,6 +26,7 @@ _GROUPS: dict[type[BaseModel], Group] = {
     ),
     Conversion: Group("Conversion", sort_key=1),
     EngineSettings: Group("Engine", sort_key=2),
+    ServerSettings: Group("Server", sort_key=1),
 }
 
 
