@@ -28,6 +28,7 @@ __all__ = ["Hub", "Served", "named_models"]
 
 log = logging.getLogger(__name__)
 
+_MINUTE_S = 60.0
 _BUSY_RETRY_S = 5
 _STATUS_WAIT_S = 0.5
 _RESERVE_BYTES = 512 << 20  # of the memory, for everything but models
@@ -94,7 +95,7 @@ class Hub:
         self._settings = settings
         self._most_answers = settings.max_batch_size + queue
         self._answers = 0
-        self._idle_s = 60 * idle_minutes
+        self._idle_s = _MINUTE_S * idle_minutes
         self._engine = engine
         self._turns = _Turns()
 
@@ -165,7 +166,9 @@ class Hub:
             await asyncio.sleep(min(self._idle_s / 4, 30))
             for served in self._idle():
                 if time.monotonic() - served.last_used_s >= self._idle_s:
-                    log.info("%s is unloaded: nobody asked for it in %.0f minutes", served.name, self._idle_s / 60)
+                    log.info(
+                        "%s is unloaded: nobody asked for it in %.0f minutes", served.name, self._idle_s / _MINUTE_S
+                    )
                     await self._unload(served)
 
     async def close(self) -> None:

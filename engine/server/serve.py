@@ -105,6 +105,7 @@ class Server:
             timeout_keep_alive=30,
             timeout_graceful_shutdown=self._settings.shutdown_s + 5,
         )
+        logging.getLogger("uvicorn.access").disabled = True  # it writes queries; the guard's lines have what is wanted
         self._server = _Uvicorn(config, hub, self._settings.shutdown_s)
         self._server.should_exit = self._stopped
         idle = asyncio.ensure_future(hub.unload_idle())

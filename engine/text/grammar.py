@@ -71,7 +71,7 @@ class Grammars:
                 # \\d means 0-9, as in JSON Schema; the library's own digits are those of every script.
                 return llguidance.LLMatcher.grammar_from_lark(f"start: /{llguidance.regex_to_lark(text, 'd')}/")
             case "grammar":
-                return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
+                return llguidance.LLMatcher.grammar_from_lark(_lark(text))
             case _:
                 return llguidance.LLMatcher.grammar_from_lark(self._calls(json.loads(text)))
 
@@ -180,12 +180,24 @@ def _called(work: Callable[[], Value]) -> Value:
     """
     try:
         return work()
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, InputError):
         raise
     except (ValueError, RecursionError) as error:
         raise InputError(f"the constraint cannot be used: {_short(str(error))}") from None
     except BaseException as error:
         raise InternalError(f"the constraint could not be followed ({type(error).__name__})") from error
+
+
+def _lark(text: str) -> str:
+    """A grammar in Lark's notation, made of GBNF if need be.
+
+    Raises:
+        InputError: it is neither
+    """
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # noqa: BLE001 - that is what it raises
+        raise InputError(f"the grammar is neither Lark's notation nor GBNF: {_short(str(error))}") from None
 
 
 def _short(reason: str) -> str:

@@ -26,7 +26,10 @@ PartKind = Literal["content", "reasoning", "call", "arguments"]
 _MARKS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
 _CERTAIN = ("<tool_call>", "[TOOL_CALLS]")  # whatever name comes, it is meant as a call
 _BETWEEN = ("</tool_call>", "</s>", "<|eom_id|>", "```", ",", "]", ";")
-_FENCE = re.compile(r"```(?:json|tool_call|tool_code)?[ \t]*\n?")
+# What may stand before a call that is the whole answer, and what may become that.
+_FENCE = r"(?:```(?:json|tool_call|tool_code)?[ \t]*\n\s*)?"
+_BARE = re.compile(rf"{_FENCE}(?=\{{|\[\s*\{{)")
+_BARE_SO_FAR = re.compile(rf"`{{0,2}}|```[a-z_]{{0,9}}[ \t]*|{_FENCE}(?:\[\s*)?")
 _STRING = r'"((?:[^"\\\x00-\x1f]|\\.)*)"'
 _HEAD = re.compile(
     rf'\s*\[?\s*\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*{_STRING}\s*,\s*"(?:arguments|parameters)"\s*:\s*'
@@ -61,6 +64,8 @@ class AnswerReader:
         self._text = ""  # not given out yet
         self._parts: list[Part] = []
         self._last = False  # nothing more comes
+        self._after_mark = thinking  # blank lines are not part of what comes
+        self._certain = False  # the mark is used for calls only, whatever name comes
         self._state: Literal["start", "thinking", "text", "call", "arguments", "rest", "between"] = "start"
         self._mark = ""  # what introduced the present call
         self._named = False  # the present call is a name and its arguments, without an object around both
@@ -79,6 +84,9 @@ class AnswerReader:
         return self._read()
 
     def _read(self) -> list[Part]:
+        if self._after_mark:
+            self._text = self._text.lstrip("\n")
+            self._after_mark = not self._text
         while self._STEPS[self._state](self):
             pass
         parts, self._parts = self._parts, []
@@ -92,21 +100,17 @@ class AnswerReader:
         if self._think is not None:
             opening = self._think[0]
             if bare.startswith(opening):
-                self._text = bare[len(opening) :].removeprefix("\n")
-                self._state = "thinking"
-                return True
+                self._text, self._state = bare[len(opening) :], "thinking"
+                return self._skip_blank_lines()
             if opening.startswith(bare) and not self._last:
                 return False
         if self._tools:
-            fence = _FENCE.match(bare)
-            inside = bare[fence.end() :].lstrip() if fence else bare
-            if inside.startswith(("{", "[{")):
-                self._mark = self._text[: len(self._text) - len(inside)]
-                self._text = inside
-                self._state = "call"
+            before = _BARE.match(bare)
+            if before is not None:
+                end = len(self._text) - len(bare) + before.end()
+                self._begin_call(self._text[:end], self._text[end:])
                 return True
-            undecided = not bare or inside in ("", "[") or "```tool_code\n".startswith(bare)
-            if undecided and not self._last:
+            if _BARE_SO_FAR.fullmatch(bare) and not self._last:
                 return False
         self._state = "text"
         return True
@@ -116,38 +120,48 @@ class AnswerReader:
         thought, found, rest = self._text.partition(self._think[1])
         if found:
             self._parts.append(Part("reasoning", thought.rstrip("\n")))
-            self._text, self._state, self._think = rest.lstrip("\n"), "start", None
-            return True
-        held = 0 if self._last else max(_overlap(thought, self._think[1]), len(thought) - len(thought.rstrip("\n")))
-        self._parts.append(Part("reasoning", thought[: len(thought) - held]))
-        self._text = thought[len(thought) - held :]
+            self._text, self._state, self._think = rest, "start", None
+            return self._skip_blank_lines()
+        self._give("reasoning", [self._think[1]])
         return False
 
     def _in_text(self) -> bool:
         marks = _MARKS if self._tools else ()
         places = [(place, mark) for mark in marks if (place := self._text.find(mark)) >= 0]
         if places:
-            place, self._mark = min(places)
-            said = self._text[:place]
-            # The line before a call belongs to its mark.
-            self._parts.append(Part("content", said.rstrip("\n") if said.strip() else ""))
-            self._text = self._text[place + len(self._mark) :]
-            self._state = "call"
+            place, mark = min(places)
+            # The blank lines before a call belong to its mark.
+            said = self._text[:place].rstrip("\n")
+            self._parts.append(Part("content", said))
+            self._begin_call(self._text[len(said) : place + len(mark)], self._text[place + len(mark) :])
             return True
-        held = 0
-        if marks and not self._last:
-            held = max(_overlap(self._text, mark) for mark in marks)
-            held = max(held, len(self._text) - len(self._text.rstrip("\n")))
-        self._parts.append(Part("content", self._text[: len(self._text) - held]))
-        self._text = self._text[len(self._text) - held :]
+        self._give("content", marks)
         return False
+
+    def _skip_blank_lines(self) -> bool:
+        """What a mark is followed by; True when there is more to read."""
+        self._text = self._text.lstrip("\n")
+        self._after_mark = not self._text
+        return bool(self._text) or self._last
+
+    def _give(self, kind: PartKind, marks: Collection[str]) -> None:
+        """Give out the text but for an end that may become a mark, with the blank lines before it."""
+        certain = self._text
+        if marks and not self._last:
+            certain = certain[: len(certain) - max(_overlap(certain, mark) for mark in marks)].rstrip("\n")
+        self._parts.append(Part(kind, certain))
+        self._text = self._text[len(certain) :]
+
+    def _begin_call(self, mark: str, text: str) -> None:
+        self._mark, self._text, self._state = mark, text, "call"
+        self._certain = mark.strip() in _CERTAIN or (self._certain and not mark)
 
     def _in_call(self) -> bool:
         """After a mark: find the name; what is no call goes back to the text."""
-        head = _HEAD.match(self._text) or (_NAMED.match(self._text) if self._mark == "[TOOL_CALLS]" else None)
+        head = _HEAD.match(self._text) or (_NAMED.match(self._text) if self._mark.endswith("[TOOL_CALLS]") else None)
         if head is not None and head.end() < len(self._text):
             name = _unescaped(head[1])
-            if name not in self._tools and self._mark not in _CERTAIN:
+            if name not in self._tools and not self._certain:
                 return self._no_call()
             if self._text[head.end()] == "{":
                 self._parts.append(Part("call", name, self.calls))
@@ -159,8 +173,7 @@ class AnswerReader:
         whole = _whole_value(self._text.lstrip())
         if whole is not None:
             calls = [_call_of(item) for item in (whole[0] if isinstance(whole[0], list) else [whole[0]])]
-            known = self._mark in _CERTAIN
-            if not calls or any(call is None or not (known or call[0] in self._tools) for call in calls):
+            if not calls or any(call is None or not (self._certain or call[0] in self._tools) for call in calls):
                 return self._no_call()
             for call in filter(None, calls):
                 self._parts += (Part("call", call[0], self.calls), Part("arguments", call[1], self.calls))
@@ -169,7 +182,7 @@ class AnswerReader:
             self._state = "between"
             return True
         begun = self._text.lstrip()[:1] in ("", "{", "[")
-        may_be_named = self._mark == "[TOOL_CALLS]" and _NAMED_SO_FAR.match(self._text) is not None
+        may_be_named = self._mark.endswith("[TOOL_CALLS]") and _NAMED_SO_FAR.match(self._text) is not None
         if self._last or not (begun or may_be_named) or len(self._text) > _LONGEST_CALL:
             return self._no_call()
         return False
@@ -209,10 +222,10 @@ class AnswerReader:
                 return True
         for mark in _MARKS:
             if self._text.startswith(mark):
-                self._mark, self._text, self._state = mark, self._text[len(mark) :], "call"
+                self._begin_call(mark, self._text[len(mark) :])
                 return True
         if self._text.startswith("{"):
-            self._mark, self._state = "", "call"
+            self._begin_call("", self._text)
             return True
         if not self._last and any(sign.startswith(self._text) for sign in (*_BETWEEN, *_MARKS)):
             return False
