@@ -191,7 +191,7 @@ def test_short_names_of_conversions():
 def test_a_recipe_covers_every_tensor(tmp_path):
     source = open_source(make(tmp_path / "toy"))
     kept = {assignment.tensor.name: source.kept(assignment) for assignment in source.assignments}
-    assert recipe(source.spec, Conversion(), kept).keys() == {tensor.name for tensor in source.spec.tensors()}
+    assert recipe(source.spec, Conversion(), kept, {}).keys() == {tensor.name for tensor in source.spec.tensors()}
 
 
 # --- tied heads (F03) -----------------------------------------------------------------------------------------------

@@ -227,41 +227,23 @@ def test_a_file_that_may_not_be_read(tmp_path):
     assert "may not be read" in refused(folder)
 
 
-# --- models that are quantised already (F10) ------------------------------------------------------------------------
+# --- weights that are no plain floats (F10); those that a known scheme explains: test_quantised.py --------------------
 
 RAW = bytes(range(256)) * 16
 
 
-def quantised():
-    tensors = weights(cfg())
-    rest = {name: tensor for name, tensor in tensors.items() if name != Q_PROJ}
-    gptq = rest | {
-        Q_PROJ[:-6] + "qweight": ("I32", (8, 64), bytes(2048)),
-        Q_PROJ[:-6] + "qzeros": ("I32", (1, 8), bytes(32)),
-        Q_PROJ[:-6] + "scales": ("F16", (1, 64), bytes(128)),
-    }
-    fp8 = tensors | {Q_PROJ: ("F8_E4M3", (64, 64), RAW)}
-    scaled = fp8 | {Q_PROJ + "_scale_inv": np.ones((1, 1), np.float32)}
-    awq = {"quant_method": "awq", "bits": 4}
-    return {
-        "fp8": (cfg(quantization_config={"quant_method": "fp8", "weight_block_size": [64, 64]}), scaled, "fp8"),
-        "fp8 unsaid": (cfg(), scaled, "F8_E4M3"),
-        "fp8 without scales": (cfg(), fp8, "F8_E4M3"),
-        "gptq": (cfg(quantization_config={"quant_method": "gptq", "bits": 4}), gptq, "gptq"),
-        "gptq unsaid": (cfg(), gptq, "qweight"),
-        "awq": (cfg(quantization_config=awq), gptq, "awq"),
-        "compressed": (cfg(compression_config={"quant_method": "compressed-tensors"}), tensors, "compressed-tensors"),
-        "int8": (cfg(), tensors | {Q_PROJ: ("I8", (64, 64), bytes(4096))}, "I8"),
-        "uint8": (cfg(), tensors | {Q_PROJ: ("U8", (64, 64), bytes(4096))}, "U8"),
-    }
-
-
-@pytest.mark.parametrize("case", quantised())
-def test_a_quantised_model_is_refused_by_the_name_of_its_scheme(case, tmp_path):
-    config, tensors, scheme = quantised()[case]
-    sentence = refused(make(tmp_path / "q", config, tensors), UnsupportedModelError)
-    assert scheme in sentence
+@pytest.mark.parametrize("dtype", ["I8", "U8", "F4"])
+def test_bytes_without_scales_are_no_weights(dtype, tmp_path):
+    tensors = weights(cfg()) | {Q_PROJ: (dtype, (64, 128 if dtype == "F4" else 64), RAW)}
+    sentence = refused(make(tmp_path / "q", cfg(), tensors), UnsupportedModelError)
+    assert f"{Q_PROJ} is stored as {dtype}" in sentence
     assert "BF16 or FP16 folder" in sentence
+
+
+def test_float8_whose_scales_are_not_there_is_refused(tmp_path):
+    config = cfg(quantization_config={"quant_method": "fp8"})
+    tensors = weights(cfg()) | {Q_PROJ: ("F8_E4M3", (64, 64), RAW)}
+    assert "F8_E4M3, without scales" in refused(make(tmp_path / "q", config, tensors), UnsupportedModelError)
 
 
 def test_other_types_are_no_weights(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.convert.safetensors import DTYPES, read_header, read_rows
+from engine.convert.entry import FLOATS, read_rows
+from engine.convert.safetensors import read_header
 from engine.errors import ModelFolderError
 from tests.factory import st_bytes
 
@@ -137,9 +138,9 @@ def test_the_verdict_is_the_reference_s(tmp_path_factory, case):
     assert ours == theirs
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_rows_are_exact(dtype, tmp_path):
-    values = np.random.default_rng(1).normal(0, 1, (37, 19)).astype(DTYPES[dtype])
+    values = np.random.default_rng(1).normal(0, 1, (37, 19)).astype(FLOATS[dtype])
     path = tmp_path / "rows.safetensors"
     raw = (dtype, values.shape, values.tobytes())
     path.write_bytes(st_bytes({"before": np.ones(3, np.float32), "w": raw, "after": np.ones(3, np.float32)}))

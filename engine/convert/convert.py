@@ -127,8 +127,7 @@ def quantised_in_memory(source: Source, conversion: Conversion) -> Generator[Pro
 
 
 def _recipe_for(source: Source, conversion: Conversion) -> Recipe:
-    kept = {assignment.tensor.name: source.kept(assignment) for assignment in source.assignments}
-    return recipe(source.spec, conversion, kept)
+    return recipe(source.spec, conversion, *source.formats)
 
 
 def _manifest(source: Source, conversion: Conversion, formats: Recipe, notices: tuple[str, ...]) -> Manifest:

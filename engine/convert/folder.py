@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.convert.entry import Entry
 from engine.convert.files import plain_name, read_bytes, read_json, within
-from engine.convert.safetensors import Entry, read_header
+from engine.convert.safetensors import read_header
 from engine.errors import InputError, ModelFolderError, UnsupportedModelError
 
 __all__ = ["Description", "Found", "Stored", "describe", "find_model", "model_name", "stored_tensors"]
@@ -54,11 +55,13 @@ class Found:
 class Description:
     """Everything in a folder but the weights.
 
+    quantisation: what the configuration says of a quantiser that the weights have been through.
     files: tokenizer and chat template files by name, byte for byte.
     licence: its name as the README's front matter gives it, else "".
     """
 
     config: Mapping[str, Any]
+    quantisation: Mapping[str, Any]
     generation: Mapping[str, Any]
     files: Mapping[str, bytes]
     licence: str
@@ -115,13 +118,21 @@ def describe(folder: Path) -> Description:
             name = f"{extra.name}/{template.name}"
             files[name] = read_bytes(within(folder, name))
     generation = "generation_config.json"
+    config = read_json(within(folder, "config.json"))
+    quantisation = [config.pop(key, None) for key in ("quantization_config", "compression_config")]
     return Description(
-        config=read_json(within(folder, "config.json")),
+        config=config,
+        quantisation=_settings(quantisation[0] or quantisation[1]),
         generation=read_json(within(folder, generation)) if _is_there(folder, generation) else {},
         files=files,
         licence=_licence_name(folder),
         licence_text=_licence_text(folder),
     )
+
+
+def _settings(value: Any) -> Mapping[str, Any]:
+    """A quantiser's settings; a bare name counts as its method."""
+    return value if isinstance(value, dict) else {"quant_method": str(value)} if value else {}
 
 
 def stored_tensors(folder: Path) -> Stored:

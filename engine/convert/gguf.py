@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.convert.gguf_file import GgufFile, GgufTensor, read_gguf, read_rows
+from engine.convert.gguf_file import CODINGS, GgufFile, GgufTensor, read_codes, read_gguf, read_rows
 from engine.convert.gguf_tokenizer import CONTROL, END_TEXTS, tokenizer_files
+from engine.convert.quantised import Coded
 from engine.convert.source import Source, check_vocabulary, end_ids_from, fingerprint, stamps
 from engine.errors import UnsupportedModelError
 from engine.models.assignment import assign
@@ -221,18 +222,33 @@ class _GgufReader:
 
     def rows(self, name: str, first: int, count: int) -> NDArray[np.float32]:
         tensor = self._tensors[name]
-        heads = self._rotary_heads.get(name)
+        if len(tensor.shape) == 1 and name in self._rotary_heads:  # a bias
+            return _untwisted(read_rows(tensor, 0, 1).reshape(-1, 1), self._rotary_heads[name]).reshape(1, -1)
+        return self._in_their_order(name, first, count, read_rows)
+
+    def coding(self, name: str) -> tuple[str, int] | None:
+        return CODINGS.get(self._tensors[name].type)
+
+    def coded(self, name: str, first: int, count: int) -> Coded:
+        levels, _ = CODINGS[self._tensors[name].type]
+        codes = self._in_their_order(name, first, count, lambda *span: read_codes(*span)[0])
+        scales = self._in_their_order(name, first, count, lambda *span: read_codes(*span)[1])
+        return Coded(codes, scales, np.full(scales.shape, 8, np.uint8) if levels == "q4" else None)
+
+    def _in_their_order(
+        self, name: str, first: int, count: int, read: Callable[[GgufTensor, int, int], NDArray[Any]]
+    ) -> NDArray[Any]:
+        """Rows as the Hugging Face layout has them, by a reader of rows as they lie in the file."""
+        tensor, heads = self._tensors[name], self._rotary_heads.get(name)
         if heads is None:
-            return read_rows(tensor, first, count)
-        if len(tensor.shape) == 1:  # a bias
-            return _untwisted(read_rows(tensor, 0, 1).reshape(-1, 1), heads).reshape(1, -1)
+            return read(tensor, first, count)
         size = tensor.shape[0] // heads
         begin, end = first // size * size, -(-(first + count) // size) * size
-        rows = _untwisted(read_rows(tensor, begin, end - begin), (end - begin) // size)
+        rows = _untwisted(read(tensor, begin, end - begin), (end - begin) // size)
         return rows[first - begin : first - begin + count]
 
 
-def _untwisted(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def _untwisted(rows: NDArray[Any], heads: int) -> NDArray[Any]:
     """Rows (heads * size, columns) from pairs beside each other to halves after each other."""
     count, columns = rows.shape
     return rows.reshape(heads, count // heads // 2, 2, columns).swapaxes(1, 2).reshape(count, columns)

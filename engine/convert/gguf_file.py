@@ -21,8 +21,13 @@ from numpy.typing import NDArray
 from engine.convert.files import open_for_reading, what_it_is_instead
 from engine.errors import ModelFolderError, UnsupportedModelError
 
-__all__ = ["GgufFile", "GgufTensor", "read_gguf", "read_rows"]
+__all__ = ["CODINGS", "GgufFile", "GgufTensor", "read_codes", "read_gguf", "read_rows"]
 
+# Types that are whole numbers with one scale for so many columns: what they are in our formats.
+CODINGS: Mapping[GGMLQuantizationType, tuple[str, int]] = {
+    GGMLQuantizationType.Q4_0: ("q4", 32),
+    GGMLQuantizationType.Q8_0: ("q8", 32),
+}
 _MAGIC = b"GGUF"
 _VERSIONS = {2, 3}
 _SCALARS = {
@@ -101,15 +106,34 @@ def read_rows(tensor: GgufTensor, first: int, count: int) -> NDArray[np.float32]
     Raises:
         ModelFolderError: the file is shorter than it was when it was opened
     """
+    raw = _raw_rows(tensor, first, count)
+    # Zero times an infinite scale is NaN; whoever packs the rows refuses those by name.
+    with np.errstate(all="ignore"):
+        values: NDArray[np.float32] = dequantize(raw, tensor.type)
+    return values.reshape(count, tensor.columns)
+
+
+def read_codes(tensor: GgufTensor, first: int, count: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """Rows as they are stored, of the types in `CODINGS`: codes (count, columns), scales (count, columns / 32).
+
+    Raises:
+        ModelFolderError: as for `read_rows`
+    """
+    blocks = _raw_rows(tensor, first, count).reshape(count, -1, GGML_QUANT_SIZES[tensor.type][1])
+    scales = np.ascontiguousarray(blocks[:, :, :2]).view("<f2")[:, :, 0].astype(np.float32)
+    stored = blocks[:, :, 2:]
+    is_q4 = CODINGS[tensor.type][0] == "q4"
+    codes: NDArray[Any] = np.concatenate([stored & 15, stored >> 4], axis=2) if is_q4 else stored.view(np.int8)
+    return np.ascontiguousarray(codes).reshape(count, tensor.columns), scales
+
+
+def _raw_rows(tensor: GgufTensor, first: int, count: int) -> NDArray[np.uint8]:
     with open_for_reading(tensor.path) as file:
         file.seek(tensor.begin + first * tensor.row_bytes)
         raw = np.empty((count, tensor.row_bytes), np.uint8)
         if file.readinto(raw.data) != raw.nbytes:
             raise ModelFolderError(f"{tensor.path.name} became shorter while it was read")
-    # Zero times an infinite scale is NaN; whoever packs the rows refuses those by name.
-    with np.errstate(all="ignore"):
-        values: NDArray[np.float32] = dequantize(raw, tensor.type)
-    return values.reshape(count, tensor.columns)
+    return raw
 
 
 def _parse(path: Path, cursor: _Cursor) -> GgufFile:

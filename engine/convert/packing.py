@@ -6,14 +6,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from math import frexp
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.convert.quantised import Coded
+from engine.convert.recipe import repeats
 from engine.convert.source import Source
 from engine.core.cpu import machine
-from engine.core.quant import BLOCK_ROWS, FORMATS, Layout, magnitude
+from engine.core.quant import BLOCK_ROWS, FORMATS, Codes, Layout, magnitude
 from engine.errors import InputError, ModelFolderError
 from engine.models.assignment import Assignment
 from engine.models.weights import VECTOR
@@ -25,6 +28,8 @@ Rows = NDArray[np.float32]
 Span = tuple[int, int]
 Result = TypeVar("Result")
 
+# Where the largest scale of codes that are repeated as they are is put: the top of float16, so that small ones last.
+_SCALE_BITS = 15
 # Float32 rows that one thread works on at a time.
 _SLICE_BYTES = 8 << 20
 # A tensor of at most this many float32 bytes is kept between the search for its largest weight and the packing;
@@ -48,6 +53,8 @@ def workers() -> ThreadPoolExecutor:
 class Packing:
     """One tensor of ours on its way into a format: `measure` it, then take its `slices` or pack `into` memory.
 
+    What the source has as whole numbers that the format can hold is repeated, not rounded a second time.
+
     Raises, in all its steps:
         ModelFolderError: a weight is not finite, or does not fit the format;
             names the tensor as the source does
@@ -60,11 +67,22 @@ class Packing:
         self._held: dict[int, Rows] = {}
         tensor = assignment.tensor
         self._layout = None if name == VECTOR else FORMATS[name].layout(tensor.rows, tensor.cols, group)
+        levels, theirs = source.coding(assignment) or ("", 0)
+        self._repeated = repeats(name, levels) and (theirs % group == 0 or theirs >= tensor.cols)
 
     def measure(self) -> Iterator[None]:
         """Find the exponent, which depends on the largest of all weights. Every yield is a place to stop."""
         if self._layout is None or not self._group:
             return  # formats without scales have no exponent, so their rows are read only once
+        if self._repeated:
+            reach = 0.0
+            for found in _in_order(self._pool, self._largest_scale, self._spans(self._layout)):
+                reach = max(reach, found)
+                yield
+            if reach < np.inf:
+                self.exponent = max(frexp(reach)[1] - _SCALE_BITS, -126) if reach else 0
+                return
+            self._repeated = False
         largest = 0.0
         for found in _in_order(self._pool, self._largest, self._spans(self._layout)):
             largest = max(largest, found)
@@ -90,6 +108,23 @@ class Packing:
         step = max(BLOCK_ROWS, _SLICE_BYTES // (4 * layout.padded_cols) // BLOCK_ROWS * BLOCK_ROWS)
         return [(first, min(step, rows - first)) for first in range(0, rows, step)]
 
+    def _largest_scale(self, span: Span) -> float:
+        """Infinite when there is a code that our format has not."""
+        codes, scales, _ = self._coded(*span)
+        try:
+            reach = magnitude(scales)
+        except InputError as error:
+            raise self._about(error, scales, span[0]) from None
+        return np.inf if codes.dtype == np.int8 and codes.size and codes.min() < -127 else reach
+
+    def _coded(self, first: int, count: int) -> Coded:
+        """Rows as the source has them, in the levels of our format."""
+        codes, scales, zeros = self._source.coded(self._assignment, first, count, self._group)
+        if self._name == "q8" and zeros is not None:
+            columns = np.repeat(zeros, self._group, axis=1)[:, : codes.shape[1]]
+            return Coded((codes - columns).view(np.int8), scales, None)
+        return Coded(codes, scales, zeros)
+
     def _largest(self, span: Span) -> float:
         rows = self._source.rows(self._assignment, *span)
         if 4 * self._assignment.tensor.parameters <= _KEPT_BYTES:
@@ -101,12 +136,16 @@ class Packing:
 
     def _packed(self, span: Span) -> list[Slice]:
         first, count = span
-        rows = self._held.pop(first, None)
-        if rows is None:
-            rows = self._source.rows(self._assignment, first, count)
         assert self._layout is not None
         own = self._layout.format.layout(count, self._layout.cols, self._group)
         buffer = own.empty()
+        if self._repeated:
+            codes, scales, zeros = self._coded(first, count)
+            own.pack_codes(Codes(codes, np.ldexp(scales, -self.exponent).astype(np.float16), zeros), 0, buffer)
+            return list(_placed(self._layout, own, first, buffer))
+        rows = self._held.pop(first, None)
+        if rows is None:
+            rows = self._source.rows(self._assignment, first, count)
         try:
             own.pack_rows(rows, 0, buffer, self.exponent)
         except InputError as error:

@@ -11,7 +11,7 @@ from engine.models.spec import ModelSpec
 from engine.models.weights import VECTOR, tensor_bytes
 from engine.settings import Conversion
 
-__all__ = ["Recipe", "conversion_for", "recipe", "recipe_bytes"]
+__all__ = ["Recipe", "conversion_for", "group_for", "recipe", "recipe_bytes", "repeats"]
 
 # Our tensor -> (format, group).
 Recipe = Mapping[str, tuple[str, int]]
@@ -19,14 +19,18 @@ Recipe = Mapping[str, tuple[str, int]]
 _BY_BITS = {4: "q4", 8: "q8"}
 
 
-def recipe(spec: ModelSpec, conversion: Conversion, kept: Mapping[str, str]) -> Recipe:
+def recipe(
+    spec: ModelSpec, conversion: Conversion, kept: Mapping[str, str], codings: Mapping[str, tuple[str, int]]
+) -> Recipe:
     """The format of every tensor.
 
     Matrices get the bits asked for. Embedding and head are never below int8:
     a few per cent of the size, and most of the error of rare tokens. Norms and
-    biases stay float32. Then the exceptions, the last match wins.
+    biases stay float32. What the source has in int4 already stays as it is,
+    wherever it is. Then the exceptions, the last match wins.
 
     kept: our tensor -> the format that holds the source's values exactly
+    codings: our tensor -> ("q4" or "q8", columns that share a scale), of those the source has as whole numbers
 
     Raises:
         SettingError: an exception is malformed, or matches nothing; named
@@ -38,8 +42,9 @@ def recipe(spec: ModelSpec, conversion: Conversion, kept: Mapping[str, str]) -> 
         elif conversion.bits == 16:
             formats[tensor.name] = (kept[tensor.name], 0)
         else:
-            name = "q8" if tensor.role in {"embedding", "head"} else _BY_BITS[conversion.bits]
-            formats[tensor.name] = (name, conversion.group_size)
+            levels, group = codings.get(tensor.name, ("", 0))
+            name = "q8" if tensor.role in {"embedding", "head"} and levels != "q4" else _BY_BITS[conversion.bits]
+            formats[tensor.name] = (name, group_for(name, conversion.group_size, levels, group))
     for rule in conversion.keep:
         pattern, equals, name = rule.rpartition("=")
         if not equals or name not in FORMATS:
@@ -51,8 +56,19 @@ def recipe(spec: ModelSpec, conversion: Conversion, kept: Mapping[str, str]) -> 
         if not matrices:
             raise SettingError(f'"{pattern}" matches only norms and biases, which stay float32 in any case')
         for known in matrices:
-            formats[known] = (name, FORMATS[name].group_for(conversion.group_size))
+            group = group_for(name, conversion.group_size, *codings.get(known, ("", 0)))
+            formats[known] = (name, FORMATS[name].group_for(group))
     return formats
+
+
+def repeats(name: str, levels: str) -> bool:
+    """Whether format `name` can hold whole numbers of these levels ("q4", "q8") just as they are."""
+    return name == levels or (name == "q8" and levels == "q4")
+
+
+def group_for(name: str, wanted: int, levels: str, group: int) -> int:
+    """The group size that is wanted, or the source's where that is smaller and can be kept."""
+    return group if repeats(name, levels) and group in FORMATS[name].groups and group < wanted else wanted
 
 
 def recipe_bytes(spec: ModelSpec, formats: Recipe) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +93,14 @@ def _of_source(found: Found, *, tensors: bool) -> ModelReport:
     except InputError as error:
         return replace(_as_far_as_possible(report), problems=(Problem(True, str(error)),))
     spec = source.spec
-    kept = {assignment.tensor.name: source.kept(assignment) for assignment in source.assignments}
-    sizes = _worthwhile([_size(source, conversion, kept) for conversion in _CHOICES])
+    sizes = _worthwhile([_size(source, conversion) for conversion in _CHOICES])
     report = replace(
         report,
         source_dtype=_dtype(source),
         chat_template=bool(chat_templates(source.files)),
         licence=source.licence,
         sizes=sizes,
-        memory_bytes=_memory(spec, recipe_bytes(spec, recipe(spec, Conversion(), kept))),
+        memory_bytes=_memory(spec, recipe_bytes(spec, recipe(spec, Conversion(), *source.formats))),
         problems=tuple(Problem(False, notice) for notice in source.notices),
     )
     try:
@@ -157,8 +157,8 @@ def _worthwhile(choices: Sequence[SizeChoice]) -> tuple[SizeChoice, ...]:
     return tuple(kept)
 
 
-def _size(source: Source, conversion: Conversion, kept: Mapping[str, str]) -> SizeChoice:
-    formats = recipe(source.spec, conversion, kept)
+def _size(source: Source, conversion: Conversion) -> SizeChoice:
+    formats = recipe(source.spec, conversion, *source.formats)
     size = recipe_bytes(source.spec, formats)
     files = sum(map(len, source.files.values()))
     return SizeChoice(format_label(source.spec, formats), conversion, size + files, 8 * size / source.spec.parameters)
@@ -170,12 +170,13 @@ def _memory(spec: ModelSpec, weight_bytes: int) -> dict[int, int]:
 
 
 def _dtype(source: Source) -> str:
-    """What most bytes of the source are stored as."""
+    """What most weights of the source are stored as."""
     totals: dict[str, int] = {}
+    shapes = source.reader.shapes
     for assignment in source.assignments:
         for name in assignment.sources:
             dtype = source.reader.dtype(name)
-            totals[dtype] = totals.get(dtype, 0) + source.reader.bytes(name)
+            totals[dtype] = totals.get(dtype, 0) + prod(shapes[name])
     return max(totals, key=lambda dtype: totals[dtype])
 
 

@@ -1,28 +1,24 @@
-"""Reads safetensors files: a header checked number by number, then tensors by slices of rows.
+"""Reads the header of safetensors files, checked number by number: which tensors there are, and where.
 
 The verdict on a header is that of the reference library. Nothing is allocated
-and nothing is read at a place that the file's own size does not vouch for.
+and nothing will be read at a place that the file's own size does not vouch for.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-from numpy.typing import NDArray
-
+from engine.convert.entry import Entry
 from engine.convert.files import open_for_reading, what_it_is_instead
 from engine.errors import ModelFolderError
 
-__all__ = ["DTYPES", "Entry", "read_header", "read_rows"]
+__all__ = ["read_header"]
 
-# Bits of every type that the format knows; those with a numpy type are read as weights.
+# Bits of every type that the format knows.
 _BITS = {
     **dict.fromkeys(("F4",), 4),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
@@ -34,31 +30,8 @@ _BITS = {
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
 }
-DTYPES: Mapping[str, np.dtype[Any]] = {
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F32": np.dtype("<f4"),
-    "F64": np.dtype("<f8"),
-}
-
 _LARGEST_HEADER = 100_000_000
 _U64 = 1 << 64
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor of one file. dtype as the format spells it; `begin`, `end` are offsets in the file."""
-
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-    @property
-    def bytes(self) -> int:
-        """Bytes in the file."""
-        return self.end - self.begin
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -81,23 +54,6 @@ def read_header(path: Path) -> dict[str, Entry]:
         raise ModelFolderError(f"{path.name} became shorter while it was read")
     entries = dict(_entries(path, header, size - 8 - length))
     return {name: entries[name] for name in sorted(entries, key=lambda name: (entries[name].begin, entries[name].end))}
-
-
-def read_rows(entry: Entry, first: int, count: int) -> NDArray[np.float32]:
-    """Rows first .. first + count of a float tensor as float32 (count, columns); a vector is one row.
-
-    Raises:
-        ModelFolderError: the file is shorter than its header said when it was opened
-    """
-    dtype = DTYPES[entry.dtype]
-    columns = entry.shape[-1] if entry.shape else 1
-    with open_for_reading(entry.path) as file:
-        file.seek(entry.begin + first * columns * dtype.itemsize)
-        raw = np.empty(count * columns, dtype)
-        if file.readinto(raw.view(np.uint8).data) != raw.nbytes:
-            raise ModelFolderError(f"{entry.path.name} became shorter while it was read")
-    with np.errstate(over="ignore"):  # whoever packs the rows refuses infinity by name
-        return raw.astype(np.float32, copy=False).reshape(count, columns)
 
 
 def _not_a_header(path: Path, size: int, length: int) -> str:

@@ -7,7 +7,6 @@ files, and rows of float32 for every tensor of ours.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from engine.convert.files import open_for_reading
 from engine.convert.folder import Description, Stored, describe, find_model, model_name, stored_tensors
-from engine.convert.safetensors import DTYPES, Entry, read_rows
+from engine.convert.quantised import Coded, StoredTensor, check_scheme, plain_tensors
 from engine.errors import InputError, ModelFolderError, SettingError, UnsupportedModelError
 from engine.models.assignment import Assignment, assign, is_optional
 from engine.models.decoder import check_shapes
@@ -44,14 +43,6 @@ __all__ = [
     "stamps",
 ]
 
-# Parts of tensor names that only quantisers write.
-_QUANTISED_NAME = re.compile(
-    r"\.(qweight|qzeros|g_idx|weight_scale|weight_scale_inv|weight_packed|weight_shape|input_scale|SCB|absmax|"
-    r"quant_state\..*|quant_map|nested_absmax)$"
-)
-# Types that hold weights only together with scales. I32 is told by the names beside it.
-_PACKED_TYPES = {"F4", "F6_E2M3", "F6_E3M2", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "F8_E8M0", "I8", "U8"}
-_KEPT = {"BF16": "bf16", "F16": "f16", "F32": "f32", "F64": "f32"}
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
 NO_TOKENIZER_NOTICE = "there is no tokenizer, so the model takes and gives token ids, not text"
@@ -77,6 +68,12 @@ class TensorReader(Protocol):
 
     def rows(self, name: str, first: int, count: int) -> Rows:
         """Float32 (count, columns); a vector is one row."""
+
+    def coding(self, name: str) -> tuple[str, int] | None:
+        """("q4" or "q8", columns that share a scale) of a tensor that is stored as whole numbers."""
+
+    def coded(self, name: str, first: int, count: int) -> Coded:
+        """Rows as they are stored, of a tensor that has a coding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,6 +136,43 @@ class Source:
                 pieces.append(self.reader.rows(source, low - begin, high - low))
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
+    @property
+    def formats(self) -> tuple[Mapping[str, str], Mapping[str, tuple[str, int]]]:
+        """What `recipe` wants to know: the kept format of every tensor of ours, and the coding of those with one."""
+        kept = {assignment.tensor.name: self.kept(assignment) for assignment in self.assignments}
+        codings = {assignment.tensor.name: self.coding(assignment) for assignment in self.assignments}
+        return kept, {name: coding for name, coding in codings.items() if coding is not None}
+
+    def coding(self, assignment: Assignment) -> tuple[str, int] | None:
+        """("q4" or "q8", columns that share a scale) when all parts are stored as such whole numbers."""
+        codings = [self.reader.coding(source) for source in assignment.sources]
+        known = [coding for coding in codings if coding is not None]
+        group = min((group for _, group in known), default=0)
+        whole = [theirs % group for _, theirs in known if theirs < assignment.tensor.cols]
+        if len(known) < len(codings) or len({levels for levels, _ in known}) > 1 or any(whole):
+            return None
+        return known[0][0], group
+
+    def coded(self, assignment: Assignment, first: int, count: int, group: int) -> Coded:
+        """Rows of the stacked tensor as they are stored, with a scale for each `group` of columns."""
+        pieces = []
+        for source, begin, end in _part_ranges(assignment):
+            low, high = max(first, begin), min(first + count, end)
+            if low < high:
+                coding = self.reader.coding(source)
+                assert coding is not None
+                piece = self.reader.coded(source, low - begin, high - low)
+                times, groups = -(-coding[1] // group), -(-assignment.tensor.cols // group)
+                scales, zeros = (
+                    None if grid is None else np.repeat(grid, times, axis=1)[:, :groups] for grid in piece[1:]
+                )
+                assert scales is not None
+                pieces.append(Coded(piece.codes, scales, zeros))
+        zeros = None if pieces[0].zeros is None else np.concatenate([piece.zeros for piece in pieces])
+        return Coded(
+            np.concatenate([piece.codes for piece in pieces]), np.concatenate([piece.scales for piece in pieces]), zeros
+        )
+
     def name_at(self, assignment: Assignment, row: int) -> str:
         """Their name of the tensor that one of our rows comes from."""
         for source, begin, end in _part_ranges(assignment):
@@ -164,7 +198,7 @@ def open_source(path: Path) -> Source:
         raise InputError(f"{found.path} is a .nook file already")
     before = stamps([found.path / "config.json", *found.path.glob("*.safetensors")])
     description = describe(found.path)
-    _refuse_quantised(description.config)
+    check_scheme(description.quantisation)
     blueprint = recognise(description.config)
     check_shapes(blueprint.spec)
     source = _open_folder(found.path, description, blueprint, stored_tensors(found.path), before)
@@ -184,16 +218,16 @@ def _open_folder(
         ModelFolderError, UnsupportedModelError: they do not belong together, or are not plain weights
     """
     spec = blueprint.spec
-    _refuse_quantised({}, stored.entries)
     lacking = sorted({file for name, file in stored.absent.items() if not is_optional(name, spec)})
     if lacking:
         raise ModelFolderError(f"{', '.join(lacking)} of {folder.name} is missing: the download is incomplete")
-    assignments = assign(blueprint, {name: entry.shape for name, entry in stored.entries.items()})
+    tensors = plain_tensors(stored.entries, description.quantisation)
+    assignments = assign(blueprint, {name: tensor.shape for name, tensor in tensors.items()})
     for assignment in assignments.tensors:
         for name in assignment.sources:
-            if stored.entries[name].dtype not in DTYPES:
+            if not tensors[name].kept:
                 raise UnsupportedModelError(
-                    f"{name} is stored as {stored.entries[name].dtype}, which is no plain weight; "
+                    f"{name} is stored as {tensors[name].dtype}, which is no weight; "
                     "get the model's BF16 or FP16 folder"
                 )
     absent = sorted({f"{file} is not there; it holds only layers that are not used" for file in stored.absent.values()})
@@ -213,7 +247,7 @@ def _open_folder(
         spec=spec,
         assignments=assignments.tensors,
         redundant=assignments.redundant,
-        reader=_FolderReader(stored.entries),
+        reader=_FolderReader(tensors),
         files=description.files,
         end_ids=end_ids,
         defaults=defaults,
@@ -230,30 +264,6 @@ def _open_folder(
             *default_notices,
         ),
     )
-
-
-def _refuse_quantised(config: Mapping[str, Any], entries: Mapping[str, Entry] | None = None) -> None:
-    """Refuse weights that a quantiser has already been through.
-
-    Raises:
-        UnsupportedModelError: names the scheme and what to get instead
-    """
-    scheme = None
-    for key in ("quantization_config", "compression_config"):
-        settings = config.get(key)
-        if settings is not None:
-            scheme = settings.get("quant_method", "unnamed scheme") if isinstance(settings, dict) else str(settings)
-    for name, entry in (entries or {}).items():
-        if match := _QUANTISED_NAME.search(name):
-            scheme = f"{name} has {match[1]}"
-        elif entry.dtype in _PACKED_TYPES and entry.shape:
-            scheme = f"{name} is stored as {entry.dtype}"
-        if scheme:
-            break
-    if scheme:
-        raise UnsupportedModelError(
-            f"the model is already quantised ({str(scheme)[:150]}); it is needed as it was: get its BF16 or FP16 folder"
-        )
 
 
 def end_ids_from(sources: Mapping[str, Any], vocab_size: int) -> tuple[frozenset[int], list[str]]:
@@ -360,27 +370,32 @@ def _with_tokenizer(source: Source) -> Source:
 
 
 class _FolderReader:
-    """Tensors of safetensors files."""
+    """The tensors of a folder."""
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        self._entries = entries
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self._tensors = tensors
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: entry.shape for name, entry in self._entries.items()}
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def kept(self, name: str) -> str:
-        return _KEPT[self._entries[name].dtype]
+        return self._tensors[name].kept
 
     def bytes(self, name: str) -> int:
-        return self._entries[name].bytes
+        return self._tensors[name].bytes
 
     def dtype(self, name: str) -> str:
-        dtype = self._entries[name].dtype
-        return str(DTYPES[dtype]) if dtype in DTYPES else dtype
+        return self._tensors[name].dtype
 
     def rows(self, name: str, first: int, count: int) -> Rows:
-        return read_rows(self._entries[name], first, count)
+        return self._tensors[name].rows(first, count)
+
+    def coding(self, name: str) -> tuple[str, int] | None:
+        return self._tensors[name].coding
+
+    def coded(self, name: str, first: int, count: int) -> Coded:
+        return self._tensors[name].coded(first, count)
 
 
 def _part_ranges(assignment: Assignment) -> list[tuple[str, int, int]]:
