@@ -1,24 +1,37 @@
 """A Hugging Face model folder as a value: what it describes, and which tensors its files hold.
 
-The folder is only ever read. Pickles are never opened, code in the folder is
-never run, and no name inside a file leads out of the folder.
+The folder is only ever read. Nothing in it is ever run, and no name inside a
+file leads out of the folder.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.convert.adapter import CONFIGURATION, WEIGHTS
 from engine.convert.entry import Entry
 from engine.convert.files import plain_name, read_bytes, read_json, within
+from engine.convert.pickled import read_pickled
 from engine.convert.safetensors import read_header
 from engine.errors import InputError, ModelFolderError, UnsupportedModelError
 
-__all__ = ["Description", "Found", "Stored", "describe", "find_model", "model_name", "stored_tensors"]
+__all__ = [
+    "Description",
+    "Found",
+    "Stored",
+    "describe",
+    "find_model",
+    "is_adapter",
+    "model_files",
+    "model_name",
+    "stored_tensors",
+    "text_files",
+]
 
 # What the text layer may need, kept byte for byte in our file.
 _TEXT_FILES = (
@@ -33,13 +46,34 @@ _TEXT_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+# Weights in forms that are not read: whole programs' memory, other frameworks' files.
+_OTHER_WEIGHTS = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".onnx", ".npz", ".tflite")
 _LICENCE_FILE = re.compile(r"(licen[cs]e|copying|notice)([-_.].*)?", re.IGNORECASE)
 _LONGEST_LICENCE = 1 << 20
 _MOST_SUBFOLDERS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One way to store weights: the single file, the index of several, all that may be such files, who reads them."""
+
+    single: str
+    index: str
+    file: re.Pattern[str]
+    read: Callable[[Path], dict[str, Entry]]
+
+
+# The first that is there is taken. Trainers leave pickles of another sort beside the weights; these are never opened.
+_KINDS = (
+    _Kind("model.safetensors", "model.safetensors.index.json", re.compile(r".*\.safetensors"), read_header),
+    _Kind(
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        re.compile(r"(pytorch_model.*|adapter_model)\.bin"),
+        read_pickled,
+    ),
+)
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +145,6 @@ def describe(folder: Path) -> Description:
     Raises:
         ModelFolderError: a file is damaged, a link to nothing, or not what its name says
     """
-    files = {name: read_bytes(within(folder, name)) for name in _TEXT_FILES if _is_there(folder, name)}
-    extra = folder / "additional_chat_templates"
-    if extra.is_dir():
-        for template in sorted(extra.glob("*.jinja")):
-            name = f"{extra.name}/{template.name}"
-            files[name] = read_bytes(within(folder, name))
     generation = "generation_config.json"
     config = read_json(within(folder, "config.json"))
     quantisation = [config.pop(key, None) for key in ("quantization_config", "compression_config")]
@@ -124,10 +152,21 @@ def describe(folder: Path) -> Description:
         config=config,
         quantisation=_settings(quantisation[0] or quantisation[1]),
         generation=read_json(within(folder, generation)) if _is_there(folder, generation) else {},
-        files=files,
+        files=text_files(folder),
         licence=_licence_name(folder),
         licence_text=_licence_text(folder),
     )
+
+
+def text_files(folder: Path) -> dict[str, bytes]:
+    """Tokenizer and chat template files by name."""
+    files = {name: read_bytes(within(folder, name)) for name in _TEXT_FILES if _is_there(folder, name)}
+    extra = folder / "additional_chat_templates"
+    if extra.is_dir():
+        for template in sorted(extra.glob("*.jinja")):
+            name = f"{extra.name}/{template.name}"
+            files[name] = read_bytes(within(folder, name))
+    return files
 
 
 def _settings(value: Any) -> Mapping[str, Any]:
@@ -140,14 +179,38 @@ def stored_tensors(folder: Path) -> Stored:
 
     Raises:
         ModelFolderError: files are damaged or contradict each other
-        UnsupportedModelError: the weights are only there as pickles, or belong to a LoRA adapter
+        UnsupportedModelError: the weights are there in a form that is not read
     """
-    if _is_there(folder, _SINGLE):
-        notices = (f"{_INDEX} is not used, because there is a whole {_SINGLE}",) if _is_there(folder, _INDEX) else ()
-        return Stored(read_header(within(folder, _SINGLE)), {}, notices)
-    if _is_there(folder, _INDEX):
-        return _by_index(folder)
-    return _without_index(folder)
+    for kind in _KINDS:
+        if _is_there(folder, kind.single):
+            unused = _is_there(folder, kind.index)
+            notices = (f"{kind.index} is not used, because there is a whole {kind.single}",) if unused else ()
+            return Stored(kind.read(within(folder, kind.single)), {}, notices)
+        if _is_there(folder, kind.index):
+            return _by_index(folder, kind)
+        files = [name for name in _names(folder) if kind.file.fullmatch(name) and not name.startswith("adapter_")]
+        if files:
+            return _without_index(folder, kind, files)
+    others = [name for name in _names(folder) if name.endswith(_OTHER_WEIGHTS)]
+    if others:
+        raise UnsupportedModelError(
+            f"the weights are stored as {others[0]}, which is not read; get the model's safetensors files"
+        )
+    raise ModelFolderError(f"{folder} holds no weights: there is no {_KINDS[0].single} in it")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds a change of another model and no model of its own."""
+    if not _is_there(folder, CONFIGURATION):
+        return False
+    own = (name for kind in _KINDS for name in _names(folder) if kind.file.fullmatch(name))
+    return all(name in WEIGHTS for name in own)
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files that a conversion depends on: configuration and weights."""
+    weights = [name for name in _names(folder) if any(kind.file.fullmatch(name) for kind in _KINDS)]
+    return [folder / name for name in ("config.json", CONFIGURATION, *weights) if _is_there(folder, name)]
 
 
 def _find_by_file(path: Path) -> Found:
@@ -167,21 +230,19 @@ def _find_by_file(path: Path) -> Found:
         return Found("nook", path)
     if (path.parent / "config.json").is_file():
         return Found("folder", path.parent, (f"{path.name} belongs to the model in {path.parent}, which is used",))
-    if _is_there(path.parent, "adapter_config.json"):
-        raise _adapter(path.parent)
-    if suffix in _PICKLES:
-        raise _pickled(path.name)
-    if suffix == ".safetensors":
+    if _is_there(path.parent, CONFIGURATION):
+        return Found("folder", path.parent, (f"{path.name} belongs to the adapter in {path.parent}, which is used",))
+    if suffix in {".safetensors", ".bin", *_OTHER_WEIGHTS}:
         raise ModelFolderError(f"{path.name} holds weights only; its config.json is missing in {path.parent}")
     raise InputError(f"{path} is no model: give a model folder, a GGUF file or a .nook file")
 
 
 def _find_in_folder(folder: Path) -> Found:
-    if _is_there(folder, "config.json"):
+    if _is_there(folder, "config.json") or _is_there(folder, CONFIGURATION):
         return Found("folder", folder)
-    if _is_there(folder, "adapter_config.json"):
-        raise _adapter(folder)
-    inner = [inside for inside in _subfolders(folder) if _is_there(inside, "config.json")]
+    inner = [
+        inside for inside in _subfolders(folder) if _is_there(inside, "config.json") or _is_there(inside, CONFIGURATION)
+    ]
     files = [
         entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in {".gguf", ".nook"} and not entry.is_dir()
     ]
@@ -197,7 +258,7 @@ def _find_in_folder(folder: Path) -> Found:
     names_here = [entry.name for entry in folder.iterdir()]
     if not names_here:
         raise InputError(f"{folder} is empty")
-    if any(name.endswith((".safetensors", *_PICKLES)) for name in names_here):
+    if any(name.endswith((".safetensors", ".bin", *_OTHER_WEIGHTS)) for name in names_here):
         raise ModelFolderError(
             f"config.json is missing in {folder}; copy it, and the tokenizer's files, from the model that was trained"
         )
@@ -221,59 +282,53 @@ def _subfolders(folder: Path) -> Iterator[Path]:
             yield inside
 
 
-def _by_index(folder: Path) -> Stored:
-    weight_map = read_json(within(folder, _INDEX)).get("weight_map")
+def _by_index(folder: Path, kind: _Kind) -> Stored:
+    weight_map = read_json(within(folder, kind.index)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelFolderError(f"{_INDEX} has no weight_map")
+        raise ModelFolderError(f"{kind.index} has no weight_map")
     for tensor, file in weight_map.items():
-        if plain_name(file) is None or not file.endswith(".safetensors"):
+        if plain_name(file) is None or not kind.file.fullmatch(file):
             raise ModelFolderError(
-                f"{_INDEX} puts {tensor[:100]} into {str(file)[:100]!r}, which is no file of this folder"
+                f"{kind.index} puts {tensor[:100]} into {str(file)[:100]!r}, which is no file of this folder"
             )
     files = sorted(set(weight_map.values()))
     entries: dict[str, Entry] = {}
     notices: list[str] = []
     there = [file for file in files if _is_there(folder, file)]
     for file in there:
-        header = read_header(within(folder, file))
+        header = kind.read(within(folder, file))
         _add(entries, header, file)
         lacking = sorted(name for name, where in weight_map.items() if where == file and name not in header)
         if lacking:
             raise ModelFolderError(
-                f"{_INDEX} says that {file} holds {lacking[0]}{_and_more(lacking)}, but it does not: "
+                f"{kind.index} says that {file} holds {lacking[0]}{_and_more(lacking)}, but it does not: "
                 "index and weights are of different versions"
             )
         unlisted = sorted(name for name in header if name not in weight_map)
         if unlisted:
-            notices.append(f"{file} holds {unlisted[0]}{_and_more(unlisted)}, which {_INDEX} does not list")
+            notices.append(f"{file} holds {unlisted[0]}{_and_more(unlisted)}, which {kind.index} does not list")
     absent = {name: file for name, file in weight_map.items() if file not in there}
     return Stored(entries, absent, tuple(notices))
 
 
-def _without_index(folder: Path) -> Stored:
-    names = sorted(entry.name for entry in folder.iterdir() if _is_there(folder, entry.name))
-    files = [name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")]
-    if not files:
-        if "adapter_config.json" in names:
-            raise _adapter(folder)
-        pickles = [name for name in names if name.startswith(("pytorch_model", "consolidated")) and _is_pickle(name)]
-        if pickles:
-            raise _pickled(pickles[0])
-        raise ModelFolderError(f"{folder} holds no weights: there is no {_SINGLE} in it")
+def _without_index(folder: Path, kind: _Kind, files: list[str]) -> Stored:
     sets = {(match[1], match[3]) for name in files if (match := _SHARD.fullmatch(name))}
     if len(sets) == 1:
         stem, count = sets.pop()
-        shards = [f"{stem}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+        end = files[0].rpartition(".")[2]
+        shards = [f"{stem}-{number:05d}-of-{count}.{end}" for number in range(1, int(count) + 1)]
         lacking = [name for name in shards if name not in files]
         if lacking:
             raise ModelFolderError(f"{lacking[0]}{_and_more(lacking)} is missing: the download is incomplete")
         files = shards
     elif len(files) > 1:
-        raise ModelFolderError(f"{_INDEX} is missing, so nobody knows how {files[0]} and {files[1]} belong together")
+        raise ModelFolderError(
+            f"{kind.index} is missing, so nobody knows how {files[0]} and {files[1]} belong together"
+        )
     entries: dict[str, Entry] = {}
     for file in files:
-        _add(entries, read_header(within(folder, file)), file)
-    return Stored(entries, {}, (f"there is no {_INDEX}; the weights are read from {files[0]}{_and_more(files)}",))
+        _add(entries, kind.read(within(folder, file)), file)
+    return Stored(entries, {}, (f"there is no {kind.index}; the weights are read from {files[0]}{_and_more(files)}",))
 
 
 def _add(entries: dict[str, Entry], header: Mapping[str, Entry], file: str) -> None:
@@ -283,24 +338,8 @@ def _add(entries: dict[str, Entry], header: Mapping[str, Entry], file: str) -> N
         entries[name] = entry
 
 
-def _adapter(folder: Path) -> UnsupportedModelError:
-    base = read_json(within(folder, "adapter_config.json")).get("base_model_name_or_path")
-    whose = f"for {base[:200]}" if isinstance(base, str) and base else "for another model"
-    return UnsupportedModelError(
-        f"{folder.name} is a LoRA adapter {whose}, not a whole model; merge it into that model first "
-        "(peft: merge_and_unload, save_pretrained) and give the merged folder"
-    )
-
-
-def _pickled(name: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"the weights are stored as {name}, a pickle, which can run code when it is opened and therefore is not; "
-        "get the model's safetensors files, or convert it where you trust it"
-    )
-
-
-def _is_pickle(name: str) -> bool:
-    return name.endswith((*_PICKLES, ".bin.index.json"))
+def _names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if _is_there(folder, entry.name))
 
 
 def _is_there(folder: Path, name: str) -> bool:

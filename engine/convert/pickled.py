@@ -16,7 +16,7 @@ from __future__ import annotations
 import pickletools
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader, BytesIO
 from pathlib import Path
@@ -39,8 +39,6 @@ _STORAGES = {
     "CharStorage": "I8",
     "ByteStorage": "U8",
     "BoolStorage": "BOOL",
-    "Float8_e4m3fnStorage": "F8_E4M3",
-    "Float8_e5m2Storage": "F8_E5M2",
 }
 # Everything a pickle may name. What is called is only ever one of these, and calling them describes a tensor.
 _NAMES = {
@@ -53,8 +51,16 @@ _NAMES = {
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_VERSION = 1001
 _LARGEST_PROGRAM = 64 << 20
+# A tensor takes some thirty instructions; no model has 100,000 tensors.
+_MOST_STEPS = 3_000_000
 _MOST_SIDES = 8
-_DEEPEST = 8
+
+
+# What reading nonsense as a description raises, here and in the standard library's readers of zip files and opcodes.
+_UNREADABLE = (
+    *(ValueError, IndexError, TypeError, KeyError, AttributeError, EOFError, OverflowError),
+    *(RecursionError, MemoryError, StopIteration, struct.error),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +108,9 @@ def read_pickled(path: Path) -> dict[str, Entry]:
                 root, places = _legacy(path, file, size)
             else:
                 raise ModelFolderError(what_it_is_instead(path) or f"{path.name} is no file of PyTorch weights")
-        except (ValueError, IndexError, TypeError, KeyError, AttributeError, RecursionError, MemoryError, EOFError):
+        except _UNREADABLE:
             raise _damaged(path, "its description of tensors cannot be read") from None
-    found = dict(_named(path, root))
-    return {name: _entry(path, name, tensor, places) for name, tensor in found.items()}
+    return {name: _entry(path, name, tensor, places) for name, tensor in _named(path, root).items()}
 
 
 def _archive(path: Path, file: BufferedReader, size: int) -> tuple[Any, Mapping[str, tuple[int, int]]]:
@@ -125,7 +130,7 @@ def _archive(path: Path, file: BufferedReader, size: int) -> tuple[Any, Mapping[
         name = member.filename.removeprefix(folder)
         if member.filename != folder + name or not (name in {"data.pkl", "byteorder"} or name.startswith("data/")):
             continue
-        file.seek(member.header_offset)
+        file.seek(min(max(member.header_offset, 0), size))
         header = file.read(30)
         if member.compress_type != zipfile.ZIP_STORED or header[:4] != b"PK\x03\x04" or member.flag_bits & 1:
             raise _damaged(path, f"{name[:80]} in it is compressed or encrypted")
@@ -141,7 +146,7 @@ def _archive(path: Path, file: BufferedReader, size: int) -> tuple[Any, Mapping[
 
 
 def _legacy(path: Path, file: BufferedReader, size: int) -> tuple[Any, Mapping[str, tuple[int, int]]]:
-    """Three pickles that say what this is, the description, the storages' keys, then each storage's length and bytes."""
+    """Three pickles that say what this is, the description, the storages' keys, then each one's length and bytes."""
     program = BytesIO(file.read(min(size, _LARGEST_PROGRAM)))
     magic = _Machine(path).run(program)
     if magic != _MAGIC or _Machine(path).run(program) != _LEGACY_VERSION:
@@ -155,7 +160,7 @@ def _legacy(path: Path, file: BufferedReader, size: int) -> tuple[Any, Mapping[s
     at = program.tell()
     places: dict[str, tuple[int, int]] = {}
     for key in keys:
-        storage = machine.storages[key]
+        storage = machine.storages[str(key) if isinstance(key, int) else key]
         width = NUMPY_TYPES[storage.dtype].itemsize
         if _read(file, at, at + 8) != struct.pack("<q", storage.count):
             raise _damaged(path, "the length of a storage contradicts its description")
@@ -189,10 +194,12 @@ class _Machine:
 
     def run(self, program: BytesIO) -> Any:
         """The value that the program describes; what follows it stays unread."""
-        for opcode, argument, _ in pickletools.genops(program):
+        for step, (opcode, argument, _) in enumerate(pickletools.genops(program)):
             if opcode.name == "STOP":
                 (value,) = self._stack
                 return value
+            if step > _MOST_STEPS:
+                break
             self._step(opcode.name, argument)
         raise EOFError
 
@@ -246,10 +253,10 @@ class _Machine:
                 self._of(list).extend(items)
             case "SETITEM":
                 value, key = stack.pop(), stack.pop()
-                self._of(dict)[key] = value
+                self._of(dict).update(_dictionary([(key, value)]))
             case "SETITEMS":
                 items = self._since_mark()
-                self._of(dict).update(zip(items[::2], items[1::2], strict=True))
+                self._of(dict).update(_dictionary(zip(items[::2], items[1::2], strict=True)))
             case "BUILD":
                 stack.pop()  # `_metadata` of a state_dict, which says nothing of its tensors
                 self._of(dict)
@@ -274,8 +281,8 @@ class _Machine:
 
     def _refused(self, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"{self._path.name} asks for {what[:100]}, which is no part of weights and may be an attack; nothing was run: "
-            "get the model's safetensors files"
+            f"{self._path.name} asks for {what[:100]}, which is no part of weights and may be an attack; "
+            "nothing was run: get the model's safetensors files"
         )
 
     def _storage(self, identity: Any) -> _Storage:
@@ -288,8 +295,10 @@ class _Machine:
     def _described(self, called: Any, arguments: tuple[Any, ...]) -> Any:
         """What a call describes: a tensor, the tensor in it, or an empty dictionary."""
         match called, arguments:
-            case _Name("collections OrderedDict"), (() | ([],)):
+            case _Name("collections OrderedDict"), ():
                 return {}
+            case _Name("collections OrderedDict"), ([*pairs],):
+                return _dictionary(pairs)
             case _Name("torch._utils _rebuild_parameter"), (_Tensor() as tensor, _, _):
                 return tensor
             case _Name("torch._utils _rebuild_tensor" | "torch._utils _rebuild_tensor_v2"), (
@@ -307,28 +316,30 @@ class _Machine:
         raise TypeError
 
 
+def _dictionary(pairs: Iterable[Any]) -> dict[str, Any]:
+    """Only texts are keys: the hash of other things can take for ever."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if not isinstance(key, str):
+            raise TypeError("a name that is no text")
+        found[key] = value
+    return found
+
+
 def _natural(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 48:
         raise ValueError("no size")
     return value
 
 
-def _named(path: Path, root: Any, prefix: str = "", depth: int = 0) -> list[tuple[str, _Tensor]]:
-    """The tensors of a dictionary, and of those in it that trainers put around the weights."""
-    if not isinstance(root, dict) or depth > _DEEPEST:
-        raise _damaged(path, "it does not hold tensors by name")
+def _named(path: Path, root: Any) -> dict[str, _Tensor]:
+    """The tensors of a dictionary, or of the one in it that trainers keep weights in."""
     for around in ("state_dict", "model_state_dict"):
-        if depth == 0 and isinstance(root.get(around), dict):
-            return _named(path, root[around], "", 1)
-    found: list[tuple[str, _Tensor]] = []
-    for name, value in root.items():
-        if not isinstance(name, str):
-            raise _damaged(path, "a tensor's name is no text")
-        if isinstance(value, _Tensor):
-            found.append((prefix + name, value))
-        elif isinstance(value, dict) and value:
-            found += _named(path, value, f"{prefix}{name}.", depth + 1)
-    return found
+        if isinstance(root, dict) and isinstance(root.get(around), dict):
+            root = root[around]
+    if not isinstance(root, dict):
+        raise _damaged(path, "it does not hold tensors by name")
+    return {name: value for name, value in root.items() if isinstance(value, _Tensor)}
 
 
 def _entry(path: Path, name: str, tensor: _Tensor, places: Mapping[str, tuple[int, int]]) -> Entry:
@@ -338,19 +349,20 @@ def _entry(path: Path, name: str, tensor: _Tensor, places: Mapping[str, tuple[in
     width = NUMPY_TYPES[storage.dtype].itemsize
     reach = 0
     if 0 not in tensor.shape:
-        steps = zip(tensor.shape, tensor.strides, strict=True)
-        reach = tensor.offset + sum((side - 1) * step for side, step in steps) + 1
-    if reach > storage.count or storage.count * width > end - begin:
+        reach = 1 + sum((side - 1) * step for side, step in zip(tensor.shape, tensor.strides, strict=True))
+    if tensor.offset + reach > storage.count or storage.count * width > end - begin:
         raise _damaged(path, f"{name[:100]} goes beyond the bytes that belong to it")
     first = begin + tensor.offset * width
     plain, step = [], 1
     for side in reversed(tensor.shape):
         plain.append(step)
         step *= side
-    strides = None if tuple(reversed(plain)) == tensor.strides or step <= 1 else tensor.strides
-    if strides is not None and len(strides) > 2:  # noqa: PLR2004 - a matrix has two sides
+    # Where a side is 1, its step says nothing.
+    steps = zip(tensor.shape, tensor.strides, reversed(plain), strict=True)
+    strides = None if not reach or all(side == 1 or own == usual for side, own, usual in steps) else tensor.strides
+    if strides is not None and len(strides) > 2:
         raise UnsupportedModelError(f"{name[:100]} ({path.name}) lies in the file in an order that is not read")
-    return Entry(path, storage.dtype, tensor.shape, first, begin + max(reach, tensor.offset) * width, strides)
+    return Entry(path, storage.dtype, tensor.shape, first, first + reach * width, strides)
 
 
 def _damaged(path: Path, what: str) -> ModelFolderError:

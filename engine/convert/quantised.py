@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from engine.convert.entry import FLOAT8, FLOATS, NUMPY_TYPES, Entry, as_float32, read_columns, read_raw, read_rows
 from engine.errors import ModelFolderError, UnsupportedModelError
 
-__all__ = ["Coded", "StoredTensor", "check_scheme", "plain_tensors"]
+__all__ = ["Coded", "Plain", "StoredTensor", "check_scheme", "plain_tensors"]
 
 Array = NDArray[Any]
 Rows = NDArray[np.float32]
@@ -83,7 +83,7 @@ class StoredTensor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Plain:
+class Plain:
     """A tensor of floats that lie there as they are."""
 
     entry: Entry
@@ -91,24 +91,30 @@ class _Plain:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """As stored."""
         return self.entry.shape
 
     @property
     def kept(self) -> str:
+        """The type itself; bfloat16 holds every float8."""
         return _KEPT.get(self.entry.dtype, "bf16")
 
     @property
     def bytes(self) -> int:
+        """Bytes in the file."""
         return self.entry.bytes
 
     @property
     def dtype(self) -> str:
+        """Numpy's name for it."""
         return str(NUMPY_TYPES[self.entry.dtype])
 
     def rows(self, first: int, count: int) -> Rows:
+        """Float32."""
         return read_rows(self.entry, first, count)
 
     def coded(self, first: int, count: int) -> Coded:
+        """Never asked: there is no coding."""
         raise NotImplementedError
 
 
@@ -201,7 +207,7 @@ def plain_tensors(entries: Mapping[str, Entry], settings: Mapping[str, Any]) -> 
         if name not in gathering.used and name not in found and not _UNUSED.search(name):
             entry = entries[name]
             if entry.dtype in FLOATS or (entry.dtype in FLOAT8 and not settings and not gathering.used):
-                found[name] = _Plain(entry)
+                found[name] = Plain(entry)
             elif entry.dtype in NUMPY_TYPES and not entry.dtype.startswith(("F8", "I8", "U8")):
                 found[name] = _Foreign(entry)
             else:

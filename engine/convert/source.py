@@ -16,8 +16,19 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.convert.adapter import adapted, base_folder
 from engine.convert.files import open_for_reading
-from engine.convert.folder import Description, Stored, describe, find_model, model_name, stored_tensors
+from engine.convert.folder import (
+    Description,
+    Stored,
+    describe,
+    find_model,
+    is_adapter,
+    model_files,
+    model_name,
+    stored_tensors,
+    text_files,
+)
 from engine.convert.quantised import Coded, StoredTensor, check_scheme, plain_tensors
 from engine.errors import InputError, ModelFolderError, SettingError, UnsupportedModelError
 from engine.models.assignment import Assignment, assign, is_optional
@@ -196,12 +207,14 @@ def open_source(path: Path) -> Source:
         return source
     if found.kind != "folder":
         raise InputError(f"{found.path} is a .nook file already")
-    before = stamps([found.path / "config.json", *found.path.glob("*.safetensors")])
-    description = describe(found.path)
+    adapter = found.path if is_adapter(found.path) else None
+    folder = found.path if adapter is None else base_folder(adapter)
+    before = stamps(file for around in {folder, found.path} for file in model_files(around))
+    description = describe(folder)
     check_scheme(description.quantisation)
     blueprint = recognise(description.config)
     check_shapes(blueprint.spec)
-    source = _open_folder(found.path, description, blueprint, stored_tensors(found.path), before)
+    source = _open_folder(folder, description, blueprint, stored_tensors(folder), before=before, adapter=adapter)
     return _with_tokenizer(replace(source, notices=(*found.notices, *source.notices)))
 
 
@@ -210,9 +223,11 @@ def _open_folder(
     description: Description,
     blueprint: Blueprint,
     stored: Stored,
+    *,
     before: Mapping[Path, tuple[int, int]],
+    adapter: Path | None,
 ) -> Source:
-    """The source that a folder's description and tensors make together.
+    """The source that a folder's description and tensors make together, and perhaps an adapter's folder.
 
     Raises:
         ModelFolderError, UnsupportedModelError: they do not belong together, or are not plain weights
@@ -222,6 +237,8 @@ def _open_folder(
     if lacking:
         raise ModelFolderError(f"{', '.join(lacking)} of {folder.name} is missing: the download is incomplete")
     tensors = plain_tensors(stored.entries, description.quantisation)
+    if adapter is not None:
+        tensors = adapted(tensors, adapter)
     assignments = assign(blueprint, {name: tensor.shape for name, tensor in tensors.items()})
     for assignment in assignments.tensors:
         for name in assignment.sources:
@@ -239,23 +256,26 @@ def _open_folder(
         spec.vocab_size,
     )
     defaults, default_notices = defaults_from(description.generation)
-    weight_files = sorted({entry.path for entry in stored.entries.values()})
+    used = [folder / "config.json", *sorted({entry.path for entry in stored.entries.values()})]
+    used += [] if adapter is None else model_files(adapter)
+    merged = () if adapter is None else (f"{model_name(adapter)} was put into {folder}, the model it changes",)
     return Source(
-        path=folder,
+        path=adapter or folder,
         kind="folder",
-        name=model_name(folder),
+        name=model_name(adapter or folder),
         spec=spec,
         assignments=assignments.tensors,
         redundant=assignments.redundant,
         reader=_FolderReader(tensors),
-        files=description.files,
+        files={**description.files, **({} if adapter is None else text_files(adapter))},
         end_ids=end_ids,
         defaults=defaults,
         licence=description.licence,
         licence_text=description.licence_text,
-        fingerprints=tuple(fingerprint(file) for file in [folder / "config.json", *weight_files]),
-        stamps={file: before.get(file, (0, 0)) for file in [folder / "config.json", *weight_files]},
+        fingerprints=tuple(fingerprint(file) for file in used),
+        stamps={file: before.get(file, (0, 0)) for file in used},
         notices=(
+            *merged,
             *blueprint.notices,
             *stored.notices,
             *assignments.notices,
