@@ -20,9 +20,10 @@ import tokenizers
 from engine.errors import InputError, ModelFolderError, UnsupportedModelError
 from engine.text.added import Added, Declared, size_and_gaps
 from engine.text.files import LARGEST_FILE
-from engine.text.spelling import Spelling, spelling_of
+from engine.text.spelling import SPACE_SIGN, Spelling, spelling_of
+from engine.text.words import Words
 
-__all__ = ["Pipeline", "byte_level_document"]
+__all__ = ["Pipeline", "byte_level_document", "spaced_document"]
 
 # One text at a time needs no second thread; the library's pool of threads would also complain in every forked process.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -164,28 +165,82 @@ class Pipeline:
 
 
 def byte_level_document(
-    vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], *, pattern: str | None, normalizer: str | None
+    vocabulary: Mapping[str, int],
+    merges: Sequence[Sequence[str]],
+    words: Words,
+    *,
+    added: Sequence[Added] = (),
+    begins_with: str | None = None,
 ) -> bytes:
-    """A tokenizer.json for a byte-level BPE that is given as vocab.json and merges.txt.
+    """A tokenizer.json for a byte-level BPE whose files have another form.
 
-    pattern: regular expression of a word; None means GPT-2's own.
-    normalizer: "NFC" or None.
+    begins_with: a special token that goes before every text.
     """
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": pattern is None}
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, byte_level]} if pattern else byte_level
-    document: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": {"type": normalizer} if normalizer else None,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": dict(vocabulary), "merges": [list(pair) for pair in merges]},
-    }
-    return json.dumps(document).encode()
+    last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": words.gpt2}
+    # Falcon goes on cutting after bytes were written as characters.
+    steps = words.steps if any(step["type"] == "ByteLevel" for step in words.steps) else [*words.steps, last]
+    model = {"byte_fallback": False, "unk_token": None, "fuse_unk": False, "ignore_merges": words.whole}
+    return _document(
+        model | {"vocab": dict(vocabulary), "merges": [list(pair) for pair in merges]},
+        normalizer={"type": words.normalizer} if words.normalizer else None,
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [*steps]},
+        decoder=last,
+        added=added,
+        begins_with=begins_with,
+    )
+
+
+def spaced_document(
+    vocabulary: Mapping[str, int],
+    merges: Sequence[Sequence[str]],
+    *,
+    unknown: str,
+    added: Sequence[Added] = (),
+    begins_with: str | None = None,
+) -> bytes:
+    """A tokenizer.json for a BPE over characters in which `SPACE_SIGN` stands for the space, as Gemma has it."""
+    model = {"byte_fallback": True, "unk_token": unknown, "fuse_unk": True, "ignore_merges": False}
+    return _document(
+        model | {"vocab": dict(vocabulary), "merges": [list(pair) for pair in merges]},
+        normalizer={"type": "Replace", "pattern": {"String": " "}, "content": SPACE_SIGN},
+        pre_tokenizer=None,
+        decoder={
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": SPACE_SIGN}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+            ],
+        },
+        added=added,
+        begins_with=begins_with,
+    )
+
+
+def _document(
+    model: Mapping[str, Any], *, added: Sequence[Added], begins_with: str | None, **components: Mapping[str, Any] | None
+) -> bytes:
+    ids: Mapping[str, int] = model["vocab"]
+    tokens = [
+        {
+            name: getattr(token, name)
+            for name in ("id", "content", "single_word", "lstrip", "rstrip", "normalized", "special")
+        }
+        for token in added
+    ]
+    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens, **components}
+    if begins_with is not None:
+        token_id = ids.get(begins_with, next((token.id for token in added if token.content == begins_with), 0))
+        first = {"SpecialToken": {"id": begins_with, "type_id": 0}}
+        sequences = [{"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB")]
+        whole["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [first, sequences[0]],
+            "pair": [first, *sequences],
+            "special_tokens": {begins_with: {"id": begins_with, "ids": [token_id], "tokens": [begins_with]}},
+        }
+    empty = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
+    return json.dumps(whole | {"model": {"type": "BPE", **empty, **model}}, ensure_ascii=False).encode()
 
 
 @contextmanager

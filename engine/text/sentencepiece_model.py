@@ -55,6 +55,8 @@ class SentencePieceModel:
         except RuntimeError:
             raise ModelFolderError("tokenizer.model is no SentencePiece model: fetch it again") from None
         self._legacy = legacy
+        begun = self._prefixing.encode("a") != self._bare.encode("a")
+        self._prefix = SPACE_SIGN if begun else ""
         count = self._bare.get_piece_size()
         pieces = [self._bare.id_to_piece(i) for i in range(count)]
         self._pieces: dict[int, str] = dict(enumerate(pieces))
@@ -68,7 +70,7 @@ class SentencePieceModel:
             self._pieces[token.id] = token.content
             self._ids.setdefault(token.content, token.id)
         self.vocab_size, self.missing_ids = size_and_gaps(self._pieces, "tokenizer.model")
-        self.spelling = Spelling(replacements=((SPACE_SIGN, " "),), byte_fallback=True, front=1)
+        self.spelling = Spelling(replacements=((SPACE_SIGN, " "),), byte_fallback=True, front=int(begun))
         self._everything = Finder(self.added)
         self._words = Finder(token for token in self.added if not is_control(token))
 
@@ -130,7 +132,7 @@ class SentencePieceModel:
             if self._legacy:
                 ids: list[int] = self._prefixing.encode(text)
             else:
-                ids = self._bare.encode(SPACE_SIGN + text if first else text)
+                ids = self._bare.encode(self._prefix + text if first else text)
         except RuntimeError as error:
             raise InputError(f"the tokenizer cannot split this text ({error})") from None
         return ids

@@ -17,17 +17,12 @@ from engine.text.files import Files, chat_templates, json_object, special_tokens
 from engine.text.pipeline import Pipeline, byte_level_document
 from engine.text.sentencepiece_model import SentencePieceModel
 from engine.text.spelling import Spelling
+from engine.text.words import WORDS
 
 __all__ = ["Detokenizer", "Piece", "Tokenizer"]
 
-# How the reference classes split text whose folder has vocab.json and merges.txt only: (pattern, normaliser).
-_QWEN2_WORD = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_BYTE_LEVEL_CLASSES: dict[str, tuple[str | None, str | None]] = {
-    "GPT2Tokenizer": (None, None),
-    "Qwen2Tokenizer": (_QWEN2_WORD, "NFC"),
-}
+# How the reference classes split text whose folder has vocab.json and merges.txt only.
+_BYTE_LEVEL_CLASSES = {"GPT2Tokenizer": "gpt-2", "GPTNeoXTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,5 +291,4 @@ def _document_from_merges(files: Files) -> bytes:
         left, space, right = line.partition(" ")
         if space and not line.startswith("#version"):
             merges.append((left, right))
-    pattern, normalizer = _BYTE_LEVEL_CLASSES[kind]
-    return byte_level_document(vocabulary, merges, pattern=pattern, normalizer=normalizer)
+    return byte_level_document(vocabulary, merges, WORDS[_BYTE_LEVEL_CLASSES[kind]])
