@@ -14,6 +14,7 @@ from gguf.quants import dequantize, quantize
 from engine.convert.convert import convert
 from engine.convert.folder import find_model
 from engine.convert.gguf_file import read_gguf
+from engine.convert.gguf_tokenizer import tokenizer_files
 from engine.convert.load import open_model
 from engine.convert.report import inspect
 from engine.convert.source import open_source
@@ -25,6 +26,7 @@ from engine.progress import finish
 from engine.settings import Conversion
 from engine.text.tokenizer import Tokenizer
 from tests.factory import byte_alphabet, cfg, make, qwen2, qwen3, weights
+from tests.test_tokenizer import LLAMA_PIECES, sentencepiece_model
 
 F32, F16, BF16, Q8_0 = (GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0"))
 EXTRA = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
@@ -440,3 +442,27 @@ def test_the_starter_model():
     assert tokenizer.encode("Hello, world! 2024<|im_end|>") == [19556, 28, 905, 17, 216, 34, 32, 34, 36, 2]
     for assignment in source.assignments[:12]:
         assert np.isfinite(source.rows(assignment, 0, min(16, assignment.tensor.rows))).all()
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_sentencepiece_vocabulary_is_rebuilt(prefix):
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [piece for piece, _, _ in LLAMA_PIECES],
+        "tokenizer.ggml.scores": [float(score) for _, score, _ in LLAMA_PIECES],
+        "tokenizer.ggml.token_type": [kind for *_, kind in LLAMA_PIECES],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_space_prefix": prefix,
+    }
+    rebuilt = Tokenizer.from_files(tokenizer_files(metadata, "x.gguf"))
+    original = Tokenizer.from_files({"tokenizer.model": sentencepiece_model(LLAMA_PIECES)})
+    assert (rebuilt.bos_id, rebuilt.end_ids) == (original.bos_id, original.end_ids)
+    for text in ("hello world", " hello", "é☃", "a  b\n", "</s>x", ""):
+        if prefix:
+            assert rebuilt.encode(text) == original.encode(text)
+        ids = rebuilt.encode(text, add_special_tokens=False)
+        assert rebuilt.decode(ids, skip_special=False).replace("</s> ", "</s>") == text
+    metadata["tokenizer.ggml.scores"].pop()
+    with pytest.raises(ModelFolderError, match="scores"):
+        tokenizer_files(metadata, "x.gguf")

@@ -851,3 +851,14 @@ def test_tokens_by_name_and_by_id() -> None:
     assert tokenizer.token_to_id("no such token") is None
     assert tokenizer.token(10_000) is None
     assert (tokenizer.vocab_size, tokenizer.missing_ids) == (261, ())
+
+
+def test_chatglm_appends_its_special_tokens() -> None:
+    model = sentencepiece_model(LLAMA_PIECES)
+    config = json.dumps({"tokenizer_class": "ChatGLMTokenizer"}).encode()
+    plain = Tokenizer.from_files({"tokenizer.model": model})
+    tokenizer = Tokenizer.from_files({"tokenizer.model": model, "tokenizer_config.json": config})
+    first = plain.vocab_size
+    ids = [tokenizer.token_to_id(token) for token in ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>")]
+    assert ids == list(range(first, first + 6))
+    assert tokenizer.encode("[gMASK]sop", add_special_tokens=False) == [first + 1, first + 3]

@@ -19,6 +19,7 @@ from engine.convert.files import plain_name, read_bytes, read_json, within
 from engine.convert.pickled import read_pickled
 from engine.convert.safetensors import read_header
 from engine.errors import InputError, ModelFolderError, UnsupportedModelError
+from engine.text.tokenizer import TOKENIZER_FILES
 
 __all__ = [
     "Description",
@@ -35,14 +36,11 @@ __all__ = [
 
 # What the text layer may need, kept byte for byte in our file.
 _TEXT_FILES = (
-    "tokenizer.json",
+    *TOKENIZER_FILES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.json",
     "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
     "chat_template.jinja",
     "chat_template.json",
 )

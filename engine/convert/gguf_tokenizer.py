@@ -130,8 +130,9 @@ class _Vocabulary:
             raise ModelFolderError(f"{self.name} has no complete tokenizer (merges of tokenizer.ggml)")
         return merges
 
-    def _bos(self, adds_bos: bool) -> str | None:  # noqa: FBT001 - whether, not how
-        return _token(self.metadata, "bos", self.tokens) if adds_bos else None
+    def _bos(self, adds_bos: bool) -> list[str]:  # noqa: FBT001 - whether, not how
+        bos = _token(self.metadata, "bos", self.tokens)
+        return [bos] if adds_bos and bos is not None else []
 
 
 def _field(number: int, value: int | bytes) -> bytes:

@@ -39,7 +39,7 @@ from engine.models.store import SourceFile
 from engine.models.weights import NO_END_NOTICE
 from engine.settings import Sampling, checked
 from engine.text.template import ChatTemplate
-from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import TOKENIZER_FILES, Tokenizer
 
 __all__ = [
     "NO_TOKENIZER_NOTICE",
@@ -353,7 +353,7 @@ def check_tokenizer(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _has_tokenizer(files: Mapping[str, bytes]) -> bool:
-    return bool(files.keys() & {"tokenizer.json", "tokenizer.model", "vocab.json"})
+    return any(name in files for name in TOKENIZER_FILES)
 
 
 def check_vocabulary(rows: int, tokens: Mapping[int, str]) -> None:

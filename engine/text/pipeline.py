@@ -170,11 +170,11 @@ def byte_level_document(
     words: Words,
     *,
     added: Sequence[Added] = (),
-    begins_with: str | None = None,
+    begins_with: Sequence[str] = (),
 ) -> bytes:
     """A tokenizer.json for a byte-level BPE whose files have another form.
 
-    begins_with: a special token that goes before every text.
+    begins_with: special tokens that go before every text.
     """
     last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": words.gpt2}
     # Falcon goes on cutting after bytes were written as characters.
@@ -196,7 +196,7 @@ def spaced_document(
     *,
     unknown: str,
     added: Sequence[Added] = (),
-    begins_with: str | None = None,
+    begins_with: Sequence[str] = (),
 ) -> bytes:
     """A tokenizer.json for a BPE over characters in which `SPACE_SIGN` stands for the space, as Gemma has it."""
     model = {"byte_fallback": True, "unk_token": unknown, "fuse_unk": True, "ignore_merges": False}
@@ -218,7 +218,11 @@ def spaced_document(
 
 
 def _document(
-    model: Mapping[str, Any], *, added: Sequence[Added], begins_with: str | None, **components: Mapping[str, Any] | None
+    model: Mapping[str, Any],
+    *,
+    added: Sequence[Added],
+    begins_with: Sequence[str],
+    **components: Mapping[str, Any] | None,
 ) -> bytes:
     ids: Mapping[str, int] = model["vocab"]
     tokens = [
@@ -229,15 +233,19 @@ def _document(
         for token in added
     ]
     whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": tokens, **components}
-    if begins_with is not None:
-        token_id = ids.get(begins_with, next((token.id for token in added if token.content == begins_with), 0))
-        first = {"SpecialToken": {"id": begins_with, "type_id": 0}}
+    if begins_with:
+        known = {token.content: token.id for token in added} | dict(ids)
+        before = [{"SpecialToken": {"id": content, "type_id": 0}} for content in begins_with]
         sequences = [{"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB")]
         whole["post_processor"] = {
             "type": "TemplateProcessing",
-            "single": [first, sequences[0]],
-            "pair": [first, *sequences],
-            "special_tokens": {begins_with: {"id": begins_with, "ids": [token_id], "tokens": [begins_with]}},
+            "single": [*before, sequences[0]],
+            "pair": [*before, *sequences],
+            "special_tokens": {
+                content: {"id": content, "ids": [known[content]], "tokens": [content]}
+                for content in begins_with
+                if content in known
+            },
         }
     empty = {"dropout": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
     return json.dumps(whole | {"model": {"type": "BPE", **empty, **model}}, ensure_ascii=False).encode()

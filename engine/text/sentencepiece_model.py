@@ -6,13 +6,12 @@ each such part ("legacy"), or before the first only.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import sentencepiece
 
-from engine.errors import InputError, ModelFolderError, UnsupportedModelError
+from engine.errors import InputError, ModelFolderError
 from engine.text.added import Added, Declared, Finder, size_and_gaps, swallowed
 from engine.text.files import LARGEST_FILE
 from engine.text.spelling import SPACE_SIGN, Spelling
@@ -22,7 +21,6 @@ __all__ = ["SentencePieceModel"]
 # ModelProto.normalizer_spec (field 3) with add_dummy_prefix (its field 3) false: a message that is appended to another
 # of its kind is merged into it.
 _NO_PREFIX = bytes([3 << 3 | 2, 2, 3 << 3 | 0, 0])
-_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
 class SentencePieceModel:
@@ -40,13 +38,7 @@ class SentencePieceModel:
 
         Raises:
             ModelFolderError: the file is damaged
-            UnsupportedModelError: it is a tiktoken vocabulary
         """
-        if _TIKTOKEN_LINE.match(model):
-            raise UnsupportedModelError(
-                "tokenizer.model is a tiktoken vocabulary, which does not say how text is split; "
-                "put the model's tokenizer.json beside it"
-            )
         if len(model) > LARGEST_FILE:
             raise ModelFolderError(f"tokenizer.model has {len(model) >> 20} MB; no tokenizer is that large")
         try:

@@ -12,17 +12,26 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.errors import ModelFolderError, UnsupportedModelError
-from engine.text.added import Added, Control, Finder, declared_tokens, swallowed
+from engine.text.added import Added, Control, Declared, Finder, declared_tokens, swallowed
 from engine.text.files import Files, chat_templates, json_object, special_tokens, text_of
 from engine.text.pipeline import Pipeline, byte_level_document
+from engine.text.ranks import RANK_FILES, has_ranks, ranked_document, tekken_document
 from engine.text.sentencepiece_model import SentencePieceModel
 from engine.text.spelling import Spelling
 from engine.text.words import WORDS
 
-__all__ = ["Detokenizer", "Piece", "Tokenizer"]
+__all__ = ["TOKENIZER_FILES", "Detokenizer", "Piece", "Tokenizer"]
 
 # How the reference classes split text whose folder has vocab.json and merges.txt only.
 _BYTE_LEVEL_CLASSES = {"GPT2Tokenizer": "gpt-2", "GPTNeoXTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
+
+# Special tokens that ChatGLM2's and 3's own program appends to the vocabulary.
+_CHATGLM_TOKENS = (
+    *("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"),
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+)
+TOKENIZER_FILES = ("tokenizer.json", *RANK_FILES, "tekken.json", "spiece.model", "vocab.json")
+"""Files that a vocabulary can be made of; the first that is there is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +98,8 @@ class Tokenizer:
     def from_files(cls, files: Files) -> Tokenizer:
         """The tokenizer that `files`, bytes by name, describe.
 
-        tokenizer.json comes first, then tokenizer.model, then vocab.json with
-        merges.txt. tokenizer_config.json, special_tokens_map.json,
+        The first of `TOKENIZER_FILES` that is there is taken; vocab.json wants
+        merges.txt beside it. tokenizer_config.json, special_tokens_map.json,
         added_tokens.json and the chat template complete each of them and may
         all be absent.
 
@@ -100,14 +109,18 @@ class Tokenizer:
         """
         control = Control("\0".join(chat_templates(files).values()))
         declared = declared_tokens(files)
+        name = next((name for name in TOKENIZER_FILES if name in files), None)
         vocabulary: _Vocabulary
-        if "tokenizer.json" in files:
-            vocabulary = Pipeline(files["tokenizer.json"], declared, control)
-        elif "tokenizer.model" in files:
-            legacy = json_object(files, "tokenizer_config.json").get("legacy") is not False
-            vocabulary = SentencePieceModel(files["tokenizer.model"], declared, control, legacy=legacy)
-        elif "vocab.json" in files and "merges.txt" in files:
+        if name == "tokenizer.json":
+            vocabulary = Pipeline(files[name], declared, control)
+        elif name == "tekken.json":
+            vocabulary = Pipeline(tekken_document(files), declared, control)
+        elif name in RANK_FILES and has_ranks(files[name]):
+            vocabulary = Pipeline(ranked_document(files, name, declared), declared, control)
+        elif name == "vocab.json" and "merges.txt" in files:
             vocabulary = Pipeline(_document_from_merges(files), declared, control)
+        elif name in {"tokenizer.model", "spiece.model"}:
+            vocabulary = _sentencepiece(files, name, declared, control)
         else:
             raise ModelFolderError(
                 "the tokenizer is missing: tokenizer.json, tokenizer.model, or vocab.json and merges.txt must be there"
@@ -272,6 +285,14 @@ def _sound(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def _sentencepiece(files: Files, name: str, declared: list[Declared], control: Control) -> SentencePieceModel:
+    config = json_object(files, "tokenizer_config.json")
+    known = {token.content for token in declared}
+    if config.get("tokenizer_class") == "ChatGLMTokenizer":
+        declared = [*declared, *(Declared(content, None, True) for content in _CHATGLM_TOKENS if content not in known)]
+    return SentencePieceModel(files[name], declared, control, legacy=config.get("legacy") is not False)
 
 
 def _document_from_merges(files: Files) -> bytes:
