@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args, o
 
 from engine import errors
 from engine.convert.values import ModelReport, Problem, SizeChoice, TensorInfo
-from engine.errors import ContextOverflowError, InglenookError, InputError, InternalError, TemplateError
+from engine.errors import ContextOverflowError, InglenookError, InputError, InternalError, SettingError, TemplateError
 from engine.folders import cache_folder, data_folder, library_folder, log_folder
 from engine.progress import Progress
 from engine.runtime.events import (
@@ -651,7 +651,12 @@ def _opened(
         raise InputError(f'{found} is {source.label} already; dtype must be "auto"')
     if cap:
         settings = settings.model_copy(update={"context": min(settings.context, source.spec.context)})
-    return assembled(source, settings, kernels, most_wanted=most_wanted)
+    draft = None
+    if settings.speculation == "draft":
+        if not settings.draft:
+            raise SettingError("speculation with a draft model needs the model's name or path (draft)")
+        draft = yield from open_model(resolve_model(settings.draft), conversion, resident=settings.load == "resident")
+    return assembled(source, settings, kernels, draft=draft, most_wanted=most_wanted)
 
 
 def _next(events: queue.SimpleQueue[Value]) -> Value:

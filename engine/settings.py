@@ -12,10 +12,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.errors import SettingError
 
-__all__ = ["Conversion", "EngineSettings", "KvDtype", "LoadMode", "Sampling", "ServerSettings", "Tier", "checked"]
+__all__ = [
+    "Conversion",
+    "EngineSettings",
+    "KvDtype",
+    "LoadMode",
+    "Sampling",
+    "SchedulingPolicy",
+    "ServerSettings",
+    "Speculation",
+    "Tier",
+    "checked",
+]
 
+SchedulingPolicy = Literal["first-come", "shortest-remaining"]
 KvDtype = Literal["int8", "f16", "f32"]
 LoadMode = Literal["mmap", "resident"]
+Speculation = Literal["off", "ngram", "draft"]
 Tier = Literal["generic", "avx2", "avxvnni", "avx512vnni", "amx"]
 
 
@@ -193,6 +206,47 @@ class EngineSettings(_Settings):
         int,
         Field(ge=1, le=256, title="Parallel answers", description="How many answers are computed together."),
     ] = 4
+    speculation: Annotated[
+        Speculation,
+        Field(
+            title="Speculation",
+            description="Compute guesses of the next tokens along: ngram finds them earlier in the text, draft asks a "
+            "small model. Answers stay the same and may come sooner.",
+        ),
+    ] = "off"
+    draft: Annotated[
+        str,
+        Field(title="Draft model", description="A small model of the same vocabulary that makes the guesses."),
+    ] = ""
+    draft_tokens: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=64,
+            title="Most guesses",
+            description="Guessed tokens of one step, of all answers together.",
+            json_schema_extra={"unit": "tokens", "advanced": True},
+        ),
+    ] = 15
+    scheduling: Annotated[
+        SchedulingPolicy,
+        Field(
+            title="Order of requests",
+            description="first-come keeps the order of arrival, shortest-remaining prefers what ends soonest; "
+            "clients take turns in both.",
+            json_schema_extra={"advanced": True},
+        ),
+    ] = "first-come"
+    prompt_slice_ms: Annotated[
+        int,
+        Field(
+            ge=20,
+            le=5000,
+            title="Longest pause",
+            description="How long running answers may pause while a part of a prompt is read.",
+            json_schema_extra={"unit": "ms", "advanced": True},
+        ),
+    ] = 250
 
 
 class Conversion(_Settings):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.runtime import prefix as prefix_module
+from engine.runtime.cache import Cache
 from engine.runtime.prefix import PrefixIndex, page_name
 from engine.runtime.scheduler import Scheduler
 from engine.runtime.sequence import Sequence
@@ -35,7 +36,7 @@ class Chat:
     def use(self, identity: bytes, slice_tokens: int | None = None) -> None:
         self.prefix = PrefixIndex(self.pool, identity)
         self.scheduler = Scheduler(
-            self.pool, self.prefix, context=256, most_running=4, batch_tokens=64, slice_tokens=slice_tokens
+            Cache(self.pool, self.prefix), context=256, most_running=4, batch_tokens=64, slice_tokens=slice_tokens
         )
 
     def ask(self, *prompts: list[int], count: int = 3) -> list[Sequence]:
@@ -45,7 +46,7 @@ class Chat:
         while (plan := self.scheduler.plan()) is not None:
             logits = self.decoder.forward(plan.batch)
             self.scheduler.computed(plan)
-            for row, sequence in enumerate(plan.drawing):
+            for row, sequence in enumerate(span.sequence for span in plan.spans if span.rows):
                 sequence.append(int(logits[row].argmax()))
                 if sequence.generated == count:
                     self.scheduler.finish(sequence)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import ContextOverflowError
+from engine.runtime.cache import Cache
 from engine.runtime.prefix import PrefixIndex
 from engine.runtime.scheduler import Pace, Scheduler
 from engine.runtime.sequence import Sequence, State
@@ -44,8 +45,7 @@ class Bench:
         self.decoder = FakeDecoder(self.pool, VOCAB)
         self.prefix = PrefixIndex(self.pool, b"toy")
         self.scheduler = Scheduler(
-            self.pool,
-            self.prefix,
+            Cache(self.pool, self.prefix),
             context=context,
             most_running=most_running,
             batch_tokens=batch_tokens,
@@ -65,10 +65,11 @@ class Bench:
         if plan is None:
             return False
         ends = np.cumsum([span.count for span in plan.spans]) - 1
-        assert plan.batch.wanted.tolist() == [end for end, span in zip(ends, plan.spans, strict=True) if span.draws]
+        drawing = [span.sequence for span in plan.spans if span.rows]
+        assert plan.batch.wanted.tolist() == [end for end, span in zip(ends, plan.spans, strict=True) if span.rows]
         logits = self.decoder.forward(plan.batch)
         self.scheduler.computed(plan)
-        for row, sequence in enumerate(plan.drawing):
+        for row, sequence in enumerate(drawing):
             sequence.append(int(logits[row].argmax()))
             if sequence.generated == self.wanted[sequence] or self.scheduler.full(sequence):
                 self.scheduler.finish(sequence)

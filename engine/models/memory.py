@@ -66,6 +66,7 @@ def plan(
     *,
     threads: int = 1,
     batch_tokens: int = 256,
+    companion_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide the free memory between weights, pages and working memory.
 
@@ -76,6 +77,7 @@ def plan(
 
     weight_bytes: that are not in memory yet. Mapped weights count: they are
         read over and over, and a machine that drops them is useless.
+    companion_bytes: a page of the draft model, of whose pages there are as many.
 
     Raises:
         ContextOverflowError: the wanted context is beyond the model's
@@ -93,13 +95,15 @@ def plan(
         threads=threads,
         batch_tokens=batch_tokens,
         sequences=settings.max_batch_size,
+        guesses=settings.draft_tokens if settings.speculation != "off" else 0,
         context=settings.context or _DEFAULT_CONTEXT,
     )
+    page_bytes = layout.page_bytes + companion_bytes
     room = memory.free - _RESERVE - weight_bytes - working
-    fitting = max(0, room) // layout.page_bytes * layout.tokens
+    fitting = max(0, room) // page_bytes * layout.tokens
     context = settings.context or _chosen_context(spec, memory.free, fitting)
     if fitting < context:
-        needed = weight_bytes + working + _pages(context, layout) * layout.page_bytes + _RESERVE
+        needed = weight_bytes + working + _pages(context, layout) * page_bytes + _RESERVE
         advice = (
             f"a context of {fitting} tokens would fit"
             if fitting >= min(_LEAST_CONTEXT, spec.context)
@@ -113,11 +117,11 @@ def plan(
     pages = min(most, fitting // layout.tokens)
     return MemoryPlan(
         weight_bytes=weight_bytes,
-        kv_bytes=pages * layout.page_bytes,
+        kv_bytes=pages * page_bytes,
         working_bytes=working,
         context=context,
         pages=pages,
-        page_bytes=layout.page_bytes,
+        page_bytes=page_bytes,
         page_tokens=layout.tokens,
         free_bytes=memory.free,
     )
@@ -130,7 +134,13 @@ def needed_bytes(spec: ModelSpec, weight_bytes: int, context: int, kv: KvDtype =
 
 
 def working_bytes(
-    spec: ModelSpec, *, threads: int = 1, batch_tokens: int = 256, sequences: int = 4, context: int = _DEFAULT_CONTEXT
+    spec: ModelSpec,
+    *,
+    threads: int = 1,
+    batch_tokens: int = 256,
+    sequences: int = 4,
+    guesses: int = 0,
+    context: int = _DEFAULT_CONTEXT,
 ) -> int:
     """Activations of a step, partial results, logits and scratch of every thread: nearly what the decoder allocates."""
     attentions = [layer.attention for layer in spec.layers]
@@ -141,7 +151,7 @@ def working_bytes(
     # The residual, stacked outputs, attended heads, queries, and a product's input with its scales and sums.
     floats = spec.hidden + max(stacked, 2 * intermediate) + 2 * attended + inputs + (attended + 2 * inputs) // 16
     partial = max(attention.heads * (attention.head_dim + 16) for attention in attentions)
-    floats_of_sequences = sequences * (partial * -(-context // CHUNK_TOKENS) + spec.vocab_size)
+    floats_of_sequences = sequences * partial * -(-context // CHUNK_TOKENS) + (sequences + guesses) * spec.vocab_size
     return 4 * (batch_tokens * floats + floats_of_sequences) + threads * scratch_bytes(spec)
 
 

@@ -115,6 +115,9 @@ class Usage:
     """What an answer took. Times in seconds on a monotonic clock.
 
     completion_tokens: every token drawn, the end token among them.
+    decode_steps: steps in which they were drawn; guessed_tokens: of the next
+    tokens, computed along in those steps; accepted_tokens: of these, the ones
+    that came true and so needed no step of their own.
     """
 
     prompt_tokens: int = 0
@@ -123,6 +126,14 @@ class Usage:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    decode_steps: int = 0
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """1 without guesses, more where they come true; 0 before the first token."""
+        return self.completion_tokens / self.decode_steps if self.decode_steps else 0.0
 
     @property
     def decode_tps(self) -> float:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from engine.errors import ContextOverflowError, InglenookError, InputError, InternalError, SettingError
 from engine.progress import Progress
+from engine.runtime.cache import Cache
 from engine.runtime.events import (
     Delta,
     Done,
@@ -36,11 +37,13 @@ from engine.runtime.prefix import PrefixIndex
 from engine.runtime.sampler import Draw, Sampler, fresh_seed
 from engine.runtime.scheduler import Plan, Scheduler, Span
 from engine.runtime.sequence import Sequence, State
+from engine.runtime.speculation import Confidence, Wish
 from engine.text.stream import TextStream
 
 __all__ = ["Loop", "Sink", "failure"]
 
 Sink = Callable[[Event], None]
+Ids = npt.NDArray[np.int32]
 
 log = logging.getLogger(__name__)
 _MOST_ALTERNATIVES = 100
@@ -66,6 +69,10 @@ class _Answer:
     first_token_s: float | None = None
     last_token_s: float = 0.0
     drawn: int = 0
+    steps: int = 0
+    guessed: int = 0
+    accepted: int = 0
+    confidence: Confidence | None = None
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     sent_tokens: int = 0
@@ -80,6 +87,9 @@ class _Answer:
             queue_s=started_s - self.added_s,
             prefill_s=first_s - started_s,
             decode_s=self.last_token_s - first_s if self.drawn else 0.0,
+            decode_steps=self.steps,
+            guessed_tokens=self.guessed,
+            accepted_tokens=self.accepted,
         )
 
 
@@ -95,13 +105,15 @@ class Loop:
         self._model = model
         self._clock = clock
         self._scheduler = Scheduler(
-            model.pages,
-            PrefixIndex(model.pages, model.identity),
+            Cache(model.pages, PrefixIndex(model.pages, model.identity)),
             context=model.context,
             most_running=model.most_running,
             batch_tokens=model.batch_tokens,
             slice_tokens=slice_tokens,
+            company_s=model.settings.prompt_slice_ms / 1000,
+            policy=model.settings.scheduling,
         )
+        self._speculator = None if model.speculator is None else model.speculator()
         self._sampler = Sampler(model.vocab_size, missing=model.missing_ids, unpenalised=model.end_ids)
         self._answers: dict[str, _Answer] = {}
         self._of: dict[Sequence, _Answer] = {}
@@ -164,7 +176,7 @@ class Loop:
 
     def step(self) -> bool:
         """Compute one step; False when there is nothing left to do."""
-        plan = self._scheduler.plan()
+        plan = self._scheduler.plan(None if self._speculator is None else self._guesses)
         if plan is None:
             return False
         begin_s = self._clock()
@@ -181,12 +193,35 @@ class Loop:
             return True  # nothing is lost: what it computed in part is computed again
         self._scheduler.computed(plan)
         self._observe(plan, begin_s)
-        drawing = iter(logits)
+        first = 0
         for span in plan.spans:
-            row = next(drawing) if span.draws else None
+            rows = logits[first : first + span.rows]
+            first += span.rows
             if span.sequence in self._of:
-                self._advance(self._of[span.sequence], span, row)
+                self._advance(self._of[span.sequence], span, rows)
         return not self.idle
+
+    def _guesses(self, answering: list[Sequence]) -> dict[Sequence, Ids]:
+        """Guesses of the next tokens of these, as many as their answers' confidence and the step allow."""
+        assert self._speculator is not None
+        share = self._model.guess_rows // len(answering)
+        wishes: dict[Sequence, Wish] = {}
+        for sequence in answering:
+            answer = self._of[sequence]
+            if answer.confidence is None:
+                answer.confidence = Confidence(self._speculator.cost)
+            # The last token of an answer needs no guess after it.
+            most = min(share, answer.confidence.most(), sequence.capacity - sequence.length - 1)
+            if most > 0:
+                wishes[sequence] = Wish(most, answer.request.sampling, answer.seed)
+            else:
+                answer.confidence.saw(0, 0)
+        try:
+            return self._speculator.guess(wishes) if wishes else {}
+        except Exception:
+            log.exception("guessing failed and is switched off; answers go on without it")
+            self._speculator = None
+            return {}
 
     def _of_plan(self, plan: Plan) -> Iterator[_Answer]:
         """The answers that a step computes, but for those that a sink has ended meanwhile."""
@@ -196,13 +231,13 @@ class Loop:
         if any(span.count > 1 for span in plan.spans):
             self._scheduler.pace.observe(int(plan.batch.ids.size), self._clock() - begin_s)
 
-    def _advance(self, answer: _Answer, span: Span, row: npt.NDArray[np.float32] | None) -> None:
-        """One sequence's share of a computed step: progress of its prompt, a token of its answer."""
+    def _advance(self, answer: _Answer, span: Span, rows: npt.NDArray[np.float32]) -> None:
+        """One sequence's share of a computed step: progress of its prompt, tokens of its answer."""
         try:
             if span.count > 1 or span.start < span.sequence.prompt:
                 self._report(answer, span)
-            if row is not None and span.sequence.state is State.RUNNING:
-                self._draw(answer, row)
+            if len(rows) and span.sequence.state is State.RUNNING:
+                self._draw_all(answer, span.guess, rows)
         except InglenookError as error:
             self._fail(answer, error)
         except Exception as error:
@@ -244,7 +279,23 @@ class Loop:
         eta_s = self._scheduler.pace.seconds(total - done)
         self._emit(answer, Progress("prefill", done, total, "tokens", request_id=answer.request.id, eta_s=eta_s))
 
-    def _draw(self, answer: _Answer, row: npt.NDArray[np.float32]) -> None:
+    def _draw_all(self, answer: _Answer, guess: Ids, rows: npt.NDArray[np.float32]) -> None:
+        """Draw from the first row, and from each further one as long as the guess that it follows was drawn."""
+        answer.steps += 1
+        answer.guessed += guess.size
+        right = 0
+        for row, guessed in zip(rows, (*guess.tolist(), None), strict=True):
+            drawn = self._draw(answer, row)
+            if drawn is None or drawn != guessed:
+                break
+            right += 1
+            answer.accepted += 1
+            self._scheduler.guessed_right(answer.sequence)
+        if answer.confidence is not None and guess.size:
+            answer.confidence.saw(guess.size, right)
+
+    def _draw(self, answer: _Answer, row: npt.NDArray[np.float32]) -> int | None:
+        """Draw one token; None when the answer ended with it."""
         request, sequence, guide = answer.request, answer.sequence, answer.guide
         draw = self._sampler.draw(
             row,
@@ -261,7 +312,7 @@ class Loop:
             answer.first_token_s = answer.last_token_s
         if draw.token in self._model.end_ids:
             self._done(answer, "stop")
-            return
+            return None
         sequence.append(draw.token)
         if guide is not None:
             guide.take(draw.token)
@@ -274,6 +325,7 @@ class Loop:
             self._done(answer, "length")
         elif self._scheduler.full(sequence):
             self._done(answer, "context")
+        return draw.token if sequence in self._of else None
 
     def _logprob(self, draw: Draw) -> TokenLogprob:
         spelling = self._model.tokenizer.token_bytes
@@ -323,6 +375,8 @@ class Loop:
             return False
         del self._answers[answer.request.id]
         self._scheduler.finish(answer.sequence)
+        if self._speculator is not None:
+            self._speculator.forget(answer.sequence)
         return True
 
     def _emit(self, answer: _Answer, event: Event) -> None:

@@ -20,11 +20,13 @@ from engine.core.team import Team
 from engine.errors import ContextOverflowError, InputError
 from engine.models import decoder as models
 from engine.models.batch import Batch
-from engine.models.memory import plan
+from engine.models.memory import plan, working_bytes
 from engine.models.weights import NO_END_NOTICE, ModelSource
 from engine.progress import Progress
 from engine.runtime.events import LoadedModel, Message, Prompt, Request
 from engine.runtime.guide import Guide, Thinking
+from engine.runtime.sampler import Sampler
+from engine.runtime.speculation import DraftModel, Lookup, Speculator
 from engine.settings import EngineSettings, Sampling, checked
 from engine.text.dialect import CALL_TOKENS, Dialect, spelled_out
 from engine.text.files import chat_templates
@@ -79,6 +81,8 @@ class Model:
     vocab_size: columns of the logits. end_ids: tokens that end an answer.
     context: tokens a sequence may have. most_running: sequences of a step.
     batch_tokens: tokens of a step. release: gives threads and memory back.
+    speculator: makes guesses of next tokens; None guesses nothing.
+    guess_rows: guesses of one step, of all sequences together.
     """
 
     decoder: Decoder
@@ -94,13 +98,14 @@ class Model:
     info: LoadedModel
     release: Callable[[], None]
     dialect: Dialect = field(default_factory=Dialect)
+    settings: EngineSettings = EngineSettings()
+    speculator: Callable[[], Speculator] | None = None
+    guess_rows: int = 0
 
     @property
     def missing_ids(self) -> npt.NDArray[np.int64]:
         """Ids of the logits that stand for no token, ascending."""
-        known = min(self.tokenizer.vocab_size, self.vocab_size)
-        missing = [token for token in self.tokenizer.missing_ids if token < known]
-        return np.concatenate([np.array(missing, np.int64), np.arange(known, self.vocab_size)])
+        return _missing_ids(self.tokenizer, self.vocab_size, known=self.vocab_size)
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -234,10 +239,18 @@ def _compile_step(line: str) -> tuple[int, int, str]:
     return (int(done), int(total), name) if done.isdigit() and total.isdigit() else (0, 0, line)
 
 
-def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *, most_wanted: int = 0) -> Model:
+def assembled(
+    source: ModelSource,
+    settings: EngineSettings,
+    kernels: Kernels,
+    *,
+    draft: ModelSource | None = None,
+    most_wanted: int = 0,
+) -> Model:
     """Plan the memory, take it, start the threads, lower the model.
 
-    most_wanted: rows of logits of the largest step; at least one per parallel answer.
+    draft: a smaller model that guesses, when `settings.speculation` asks for one.
+    most_wanted: rows of logits of the largest step; at least one per parallel answer and guess.
 
     Raises:
         InputError, ResourceError: the model's files or this computer do not allow it; says why
@@ -248,31 +261,68 @@ def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *
     tokenizer = Tokenizer.from_files(source.files)
     template = ChatTemplate.from_files(source.files)
     dialect = Dialect.found(tuple(chat_templates(source.files).values()), tokenizer)
-    unread = weights.total_bytes if source.kind == "nook" and settings.load == "mmap" else 0
-    planned = plan(spec, unread, settings, memory(), threads=threads, batch_tokens=_BATCH_TOKENS)
-    pool = PagePool(planned.pages, models.page_layout(spec, settings.kv))
-    prefer_speed()
-    uneven = here.nodes > 1 or not all(core.fast for core in here.cores)
-    team = Team(kernels, threads, here.placement(threads) if uneven else ())
-    try:
-        decoder = models.Decoder(
-            spec,
-            weights,
-            pool,
-            team,
-            context=planned.context,
-            kv=settings.kv,
-            max_tokens=_BATCH_TOKENS,
-            max_sequences=settings.max_batch_size,
-            max_wanted=max(most_wanted, settings.max_batch_size),
-        )
-    except BaseException:
-        team.close()
-        raise
+    unread = _unread_bytes(source, settings)
+    companion_bytes = 0
+    if draft is not None:
+        _check_draft(draft, tokenizer, source.name)
+        unread += _unread_bytes(draft, settings) + working_bytes(draft.spec, sequences=settings.max_batch_size)
+        companion_bytes = models.page_layout(draft.spec, settings.kv).page_bytes
+    planned = plan(
+        spec,
+        unread,
+        settings,
+        memory(),
+        threads=threads,
+        batch_tokens=_BATCH_TOKENS,
+        companion_bytes=companion_bytes,
+    )
     # What the template writes after an answer begins with a token that ends it, whether the files say so or not.
     turn_end = tokenizer.leading_control(template.after_answer)
     ends = source.end_ids | tokenizer.end_ids | (frozenset() if turn_end is None else {turn_end})
     end_ids = frozenset(token for token in ends if token < spec.vocab_size)
+    guess_rows = settings.draft_tokens if settings.speculation != "off" else 0
+    prefer_speed()
+    uneven = here.nodes > 1 or not all(core.fast for core in here.cores)
+    team = Team(kernels, threads, here.placement(threads) if uneven else ())
+
+    def decoder_of(model: ModelSource, context: int, wanted: int) -> tuple[models.Decoder, PagePool]:
+        pool = PagePool(planned.pages, models.page_layout(model.spec, settings.kv))
+        decoder = models.Decoder(
+            model.spec,
+            model.weights,
+            pool,
+            team,
+            context=context,
+            kv=settings.kv,
+            max_tokens=_BATCH_TOKENS,
+            max_sequences=settings.max_batch_size,
+            max_wanted=wanted,
+        )
+        return decoder, pool
+
+    try:
+        decoder, pool = decoder_of(source, planned.context, max(most_wanted, settings.max_batch_size + guess_rows))
+        speculator: Callable[[], Speculator] | None = Lookup if settings.speculation == "ngram" else None
+        if draft is not None:
+            context = min(planned.context, draft.spec.context)
+            small, small_pool = decoder_of(draft, context, settings.max_batch_size)
+            missing = _missing_ids(tokenizer, draft.spec.vocab_size, known=spec.vocab_size)
+            share = draft.weights.total_bytes / weights.total_bytes
+
+            def speculator() -> Speculator:
+                return DraftModel(
+                    small,
+                    small_pool,
+                    Sampler(draft.spec.vocab_size, missing=missing, unpenalised=end_ids),
+                    _identity(draft, settings, context),
+                    context=context,
+                    batch_tokens=_BATCH_TOKENS,
+                    share=share,
+                )
+
+    except BaseException:
+        team.close()
+        raise
     # Whether an answer has an end is decided here; an older file may say otherwise.
     notices = tuple(notice for notice in source.notices if notice != NO_END_NOTICE) + template.notices
     if kernels.notice:
@@ -286,7 +336,7 @@ def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *
         pages=pool,
         tokenizer=tokenizer,
         template=template,
-        identity=sha256(f"{source.identity} {settings.kv} {planned.context}".encode()).digest(),
+        identity=_identity(source, settings, planned.context),
         vocab_size=spec.vocab_size,
         end_ids=end_ids,
         context=planned.context,
@@ -310,4 +360,38 @@ def assembled(source: ModelSource, settings: EngineSettings, kernels: Kernels, *
         ),
         release=team.close,
         dialect=dialect,
+        settings=settings,
+        speculator=speculator,
+        guess_rows=guess_rows,
     )
+
+
+def _unread_bytes(source: ModelSource, settings: EngineSettings) -> int:
+    return source.weights.total_bytes if source.kind == "nook" and settings.load == "mmap" else 0
+
+
+def _identity(source: ModelSource, settings: EngineSettings, context: int) -> bytes:
+    """Equal for equal keys and values of equal tokens."""
+    return sha256(f"{source.identity} {settings.kv} {context}".encode()).digest()
+
+
+def _missing_ids(tokenizer: Tokenizer, vocab_size: int, known: int) -> npt.NDArray[np.int64]:
+    """Ids below `vocab_size` that stand for no token, or are not below `known`; ascending."""
+    known = min(tokenizer.vocab_size, vocab_size, known)
+    missing = [token for token in tokenizer.missing_ids if token < known]
+    return np.concatenate([np.array(missing, np.int64), np.arange(known, vocab_size)])
+
+
+def _check_draft(draft: ModelSource, tokenizer: Tokenizer, name: str) -> None:
+    """Refuse a draft model whose ids mean other tokens.
+
+    Raises:
+        InputError: names the first id that differs
+    """
+    other = Tokenizer.from_files(draft.files)
+    for token in range(min(tokenizer.vocab_size, draft.spec.vocab_size)):
+        if tokenizer.token(token) != other.token(token):
+            raise InputError(
+                f"{draft.name} cannot guess for {name}: token {token} is {other.token(token)!r} there and "
+                f"{tokenizer.token(token)!r} here; take a draft model of the same family"
+            )

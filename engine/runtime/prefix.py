@@ -54,6 +54,7 @@ class PrefixIndex:
         self._by_name: dict[bytes, PublishedPage] = {}
         self._by_page: dict[int, PublishedPage] = {}
         self._pages = pages
+        pages.drop_idle()  # an index of an earlier loop is told that its pages are gone
         pages.on_evict = self._forget
 
     def find(self, before: PublishedPage | None, ids: Ids) -> list[PublishedPage]:

@@ -1,31 +1,42 @@
 """Decides which tokens of which sequences the next step computes; knows no text and calls no kernel.
 
-A step is one token of every sequence that is answering, then slices of the
-prompts, in the order of arrival. A sequence takes all pages of its present
-tokens when it is admitted, and one more each time its answer fills one. When
-there is none left, the youngest running sequence is paused: it gives its pages
-up (the full ones stay findable until somebody takes them), keeps its tokens and
-is computed again later, to the same bits. The oldest is never paused, so there
-is always progress; nothing is failed for want of pages.
+A step is one token of every sequence that is answering, with guesses of the
+next ones where somebody makes them, then slices of the prompts. A sequence
+takes all pages of its present tokens when it is admitted, and one more each
+time its answer fills one. When there is none left, the youngest running
+sequence is paused: it gives its pages up (the full ones stay findable until
+somebody takes them), keeps its tokens and is computed again later, to the same
+bits. The oldest is never paused, so there is always progress; nothing is failed
+for want of pages.
+
+Whose turn it is: clients take turns, one request each; a client's own requests
+go in the order of arrival, or the one with the least left to do first. Whoever
+was overtaken often enough goes before everybody.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.core.pages import PagePool
 from engine.errors import ContextOverflowError
 from engine.models.batch import Batch
-from engine.runtime.prefix import PrefixIndex, PublishedPage
+from engine.runtime.cache import Cache
 from engine.runtime.sequence import Sequence, State
+from engine.settings import SchedulingPolicy
 
-__all__ = ["Pace", "Plan", "Scheduler", "Span"]
+__all__ = ["Guesser", "Pace", "Plan", "Scheduler", "Span"]
 
 Ids = npt.NDArray[np.int32]
+Guesser = Callable[[list[Sequence]], dict[Sequence, Ids]]
+"""Told which sequences draw a token next, guesses what some of them will draw, and after that."""
+
+_NONE: Ids = np.zeros(0, np.int32)
 
 # So often may younger sequences that fit run before an older one that waits for pages.
 _MOST_OVERTAKEN = 8
@@ -33,25 +44,34 @@ _MOST_OVERTAKEN = 8
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part of a sequence that a step computes: positions start ... start + count."""
+    """The part of a sequence that a step computes: positions start ... start + count.
+
+    guess: tokens that may come after the last one. They are computed with it,
+    so that the logits after each are known if it is the one that is drawn.
+    """
 
     sequence: Sequence
     start: int
     count: int
+    guess: Ids = field(default_factory=lambda: _NONE)
 
     @property
-    def draws(self) -> bool:
-        """The span reaches the last token, so its logits are wanted."""
-        return self.start + self.count == self.sequence.length
+    def tokens(self) -> int:
+        """Rows of the batch."""
+        return self.count + self.guess.size
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits wanted: of the last token, if the span reaches it, and of every guess."""
+        return 1 + self.guess.size if self.start + self.count == self.sequence.length else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Row i of the logits belongs to drawing[i]."""
+    """One step. The rows of logits are those of the spans, in order."""
 
     batch: Batch
     spans: tuple[Span, ...]
-    drawing: tuple[Sequence, ...]
 
 
 class Pace:
@@ -59,18 +79,18 @@ class Pace:
 
     most: what the decoder takes at once. fixed: always this many, for tests.
     A slice lasts about `_ALONE_S`, so that progress is seen and the cost of
-    reading the weights is spread over many tokens; about `_COMPANY_S` while
+    reading the weights is spread over many tokens; about `company_s` while
     others wait for their next token.
     """
 
     _ALONE_S = 1.0
-    _COMPANY_S = 0.25
     _LEAST = 32
     _FIRST = 128
 
-    def __init__(self, most: int, fixed: int | None = None) -> None:
+    def __init__(self, most: int, fixed: int | None = None, *, company_s: float = 0.25) -> None:
         self._most = most
         self._fixed = fixed
+        self._company_s = company_s
         self._per_s: float | None = None
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -89,7 +109,7 @@ class Pace:
             return min(self._fixed, self._most)
         if self._per_s is None:
             return min(self._FIRST, self._most)
-        wanted = int(self._per_s * (self._COMPANY_S if company else self._ALONE_S))
+        wanted = int(self._per_s * (self._company_s if company else self._ALONE_S))
         return min(max(wanted - wanted % self._LEAST, self._LEAST), self._most)
 
 
@@ -97,30 +117,32 @@ class Scheduler:
     """The sequences of one model, waiting or running.
 
     context: tokens that the model lets a sequence have. most_running: how many
-    are computed together. batch_tokens: the most tokens of a step.
+    are computed together. batch_tokens: the most tokens of a step. company_s:
+    how long those who are answering wait for a slice of somebody's prompt.
     """
 
     def __init__(
         self,
-        pages: PagePool,
-        prefix: PrefixIndex,
+        cache: Cache,
         *,
         context: int,
         most_running: int,
         batch_tokens: int,
         slice_tokens: int | None = None,
+        company_s: float = 0.25,
+        policy: SchedulingPolicy = "first-come",
     ) -> None:
-        self._pages = pages
-        self._prefix = prefix
-        self._page_tokens = pages.layout.tokens
+        self._cache = cache
         self._most_running = min(most_running, batch_tokens)
         self._batch_tokens = batch_tokens
-        self.limit = min(context, pages.count * self._page_tokens)
-        self.pace = Pace(batch_tokens, slice_tokens)
+        self._policy = policy
+        pages = cache.pages.count
+        self.limit = min(context, pages * cache.page_tokens)
+        self.pace = Pace(batch_tokens, slice_tokens, company_s=company_s)
         self.running: list[Sequence] = []  # in order of arrival
         self.waiting: list[Sequence] = []  # in order of arrival, paused ones among them
         self._arrivals = 0
-        self._tables = np.zeros((self._most_running, -(-self.limit // self._page_tokens)), np.int32)
+        self._tables = np.zeros((self._most_running, cache.pages_for(self.limit)), np.int32)
 
     # ------------------------------------------------------------ in and out
 
@@ -149,7 +171,7 @@ class Scheduler:
         """End a sequence in whatever state; its pages are free at once."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
-            self._give_up_pages(sequence)
+            self._cache.give_up(sequence)
         elif sequence.state is not State.FINISHED:
             self.waiting.remove(sequence)
         sequence.state = State.FINISHED
@@ -163,147 +185,158 @@ class Scheduler:
         """The sequence has as many tokens as it may ever have."""
         return sequence.length >= self.limit
 
+    def queue(self) -> list[Sequence]:
+        """The waiting sequences, in the order in which their turns come.
+
+        The k-th request of a client has its turn with the k-th of every other
+        client, those that are running counted.
+        """
+        turns = Counter(sequence.client for sequence in self.running)
+        own = sorted(self.waiting, key=self._left_to_do) if self._policy == "shortest-remaining" else self.waiting
+        turn_of: dict[Sequence, int] = {}
+        for sequence in own:
+            turn_of[sequence] = turns[sequence.client]
+            turns[sequence.client] += 1
+        # Sorting is stable: within a turn, the order of `own` stays.
+        return sorted(own, key=lambda s: (s.overtaken < _MOST_OVERTAKEN, turn_of[s]))
+
     # ------------------------------------------------------------ one step
 
-    def plan(self) -> Plan | None:
+    def plan(self, guesser: Guesser | None = None) -> Plan | None:
         """The next step, or None when there is nothing to do."""
         self._make_room_for_answers()
         self._admit()
         answering = [s for s in self.running if s.remaining == 1]
-        slices = self._slices(self._batch_tokens - len(answering), company=bool(answering))
-        spans = (*(Span(s, s.computed, 1) for s in answering), *slices)
+        guesses = guesser(answering) if guesser is not None and answering else {}
+        room = self._batch_tokens - len(answering)
+        single = []
+        for sequence in answering:
+            guess = self._allowed(sequence, guesses.get(sequence, _NONE)[:room])
+            room -= guess.size
+            single.append(Span(sequence, sequence.computed, 1, guess))
+        spans = (*single, *self._slices(room, company=bool(answering)))
         return self._plan(spans) if spans else None
 
     def computed(self, plan: Plan) -> None:
-        """The step was computed: its tokens are in the cache, full pages can be found by others."""
+        """The step was computed: its tokens are in the cache, full pages can be found by others.
+
+        Guesses are not: whoever draws calls `guessed_right` for each that came true, and only then is it a token.
+        """
         for span in plan.spans:
-            sequence = span.sequence
-            if sequence.state is State.RUNNING:
-                sequence.computed = span.start + span.count
-                self._publish(sequence)
+            if span.sequence.state is State.RUNNING:
+                span.sequence.computed = span.start + span.count
+                self._cache.publish(span.sequence)
+
+    def guessed_right(self, sequence: Sequence) -> None:
+        """The token that the sequence just took was the next guess of its span."""
+        sequence.computed += 1
+        self._cache.publish(sequence)
+
+    def _allowed(self, sequence: Sequence, guess: Ids) -> Ids:
+        """As much of a guess as the sequence can take; nobody is paused for a guess."""
+        most = min(guess.size, self.limit - sequence.length)
+        while most > 0 and not self._cache.reach(sequence, sequence.length + most):
+            most = len(sequence.pages) * self._cache.page_tokens - sequence.length
+        return guess[:most] if most > 0 else _NONE
 
     def _slices(self, budget: int, *, company: bool) -> list[Span]:
-        """Slices of prompts, oldest first, within `budget` tokens."""
+        """Slices of prompts: an equal share of the budget each, and what the short ones leave goes to the long ones."""
         budget = min(budget, self.pace.slice_tokens(company=company))
-        spans: list[Span] = []
-        for sequence in self.running:
-            if budget <= 0:
-                break
-            if sequence.remaining == 1:
-                continue
+        reading = [sequence for sequence in self.running if sequence.remaining > 1]
+        for sequence in reading:
             # Somebody with the same prompt may have computed the next pages since the last step.
-            self._adopt(sequence, self._found(sequence))
-            start, count = sequence.computed, min(sequence.remaining, budget)
-            spans.append(Span(sequence, start, count))
-            budget -= count
+            self._cache.adopt(sequence)
+        reading = self._without_doubles(reading)
+        reading.sort(key=lambda s: s.remaining)
+        spans: list[Span] = []
+        for index, sequence in enumerate(reading):
+            count = min(sequence.remaining, -(-budget // (len(reading) - index)))
+            if count > 0:
+                spans.append(Span(sequence, sequence.computed, count))
+                budget -= count
         return spans
 
+    def _without_doubles(self, reading: list[Sequence]) -> list[Sequence]:
+        """Those that would not begin a page which another is computing at this moment: they wait and adopt it."""
+        furthest: dict[tuple[int, bytes], Sequence] = {}
+        for sequence in sorted(reading, key=lambda s: -s.computed):  # stable: the oldest of equals
+            page = self._cache.next_page(sequence)
+            if page is not None:
+                furthest.setdefault(page, sequence)
+        leaders = set(furthest.values())
+        return [
+            sequence
+            for sequence in reading
+            if sequence in leaders
+            or self._cache.next_page(sequence) is None
+            or sequence.computed > sequence.published * self._cache.page_tokens
+        ]
+
     def _plan(self, spans: tuple[Span, ...]) -> Plan:
-        counts = [span.count for span in spans]
-        starts = np.cumsum([0, *counts])
-        drawing = [row for row, span in enumerate(spans) if span.draws]
+        counts = [span.tokens for span in spans]
+        ends = np.cumsum(counts)
+        wanted = [np.arange(end - span.rows, end) for end, span in zip(ends, spans, strict=True)]
         tables = self._tables[: len(spans)]
         for row, span in enumerate(spans):
             tables[row, : len(span.sequence.pages)] = span.sequence.pages
+        ids: list[Ids] = []
+        for span in spans:
+            ids += (span.sequence.ids[span.start : span.start + span.count], span.guess)
         batch = Batch(
-            ids=np.concatenate([span.sequence.ids[span.start : span.start + span.count] for span in spans]),
+            ids=np.concatenate(ids),
             positions=np.concatenate(
-                [np.arange(span.start, span.start + span.count, dtype=np.int32) for span in spans]
+                [np.arange(span.start, span.start + span.tokens, dtype=np.int32) for span in spans]
             ),
             sequence_of=np.repeat(np.arange(len(spans), dtype=np.int32), counts),
             tables=tables,
-            lengths=np.array([span.start + span.count for span in spans], np.int32),
-            wanted=(starts[1:][drawing] - 1).astype(np.int32),
+            lengths=np.array([span.start + span.tokens for span in spans], np.int32),
+            wanted=np.concatenate(wanted).astype(np.int32),
         )
-        return Plan(batch, spans, tuple(spans[row].sequence for row in drawing))
+        return Plan(batch, spans)
 
-    # ------------------------------------------------------------ pages
-
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self._page_tokens)
+    # ------------------------------------------------------------ who runs
 
     def _make_room_for_answers(self) -> None:
         for sequence in tuple(self.running):  # oldest first: the oldest always gets its page
-            while sequence.state is State.RUNNING and len(sequence.pages) < self._pages_for(sequence.length):
-                if self._pages.available:
-                    sequence.pages.append(self._pages.take())
-                else:
-                    self._pause(self.running[-1])
+            while sequence.state is State.RUNNING and not self._cache.reach(sequence, sequence.length):
+                self._pause(self.running[-1])
 
     def _pause(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._give_up_pages(sequence)
+        self._cache.give_up(sequence)
         sequence.state = State.PAUSED
         sequence.pauses += 1
-        insort(self.waiting, sequence, key=lambda s: s.number)
-
-    def _give_up_pages(self, sequence: Sequence) -> None:
-        # The last page goes first and so is idle for longest: a prefix outlives what hangs on it.
-        for page in reversed(sequence.pages):
-            self._pages.release(page)
-        sequence.pages.clear()
-        sequence.computed = sequence.published = 0
-        sequence.last_published = None
+        insort(self.waiting, sequence, key=_number)
 
     def _admit(self) -> None:
-        for sequence in tuple(self.waiting):
+        pages = self._cache.pages
+        passed: list[Sequence] = []  # they wait for pages
+        for sequence in self.queue():
             if len(self.running) >= self._most_running:
                 return
-            found = self._found(sequence)
-            fresh = self._pages_for(sequence.length) - len(found)
-            available = self._pages.available - sum(self._pages.holders(p.page) == 0 for p in found)
+            found = self._cache.found(sequence)
+            fresh = self._cache.pages_for(sequence.length) - len(found)
+            available = pages.available - sum(pages.holders(p.page) == 0 for p in found)
             # One page for each that is running, so that it is not paused again at once; alone, a sequence always fits.
             if fresh + len(self.running) > available:
                 if sequence.overtaken >= _MOST_OVERTAKEN:
                     return
+                passed.append(sequence)
                 continue
-            for older in self.waiting[: self.waiting.index(sequence)]:
-                older.overtaken += 1
+            for other in self.waiting:
+                # Who was passed over for want of pages, or came earlier from the same client, lets this one go first.
+                if other in passed or (other.client == sequence.client and other.number < sequence.number):
+                    other.overtaken += 1
             self.waiting.remove(sequence)
-            insort(self.running, sequence, key=lambda s: s.number)
-            self._start(sequence, found, fresh)
+            insort(self.running, sequence, key=_number)
+            self._cache.begin(sequence, found, fresh)
+            sequence.state = State.RUNNING
 
-    def _start(self, sequence: Sequence, found: list[PublishedPage], fresh: int) -> None:
-        for published in found:
-            self._pages.share(published.page)
-            sequence.pages.append(published.page)
-        self._link(sequence, found)
-        sequence.pages.extend(self._pages.take() for _ in range(fresh))
-        sequence.state = State.RUNNING
+    @staticmethod
+    def _left_to_do(sequence: Sequence) -> int:
+        """Tokens still to be computed if the answer becomes as long as it may."""
+        return sequence.remaining + sequence.capacity - sequence.length
 
-    def _found(self, sequence: Sequence) -> list[PublishedPage]:
-        """Published pages that continue what the sequence has; never its last token, whose logits are wanted."""
-        if sequence.computed != sequence.published * self._page_tokens:
-            return []
-        return self._prefix.find(sequence.last_published, sequence.ids[sequence.computed : -1])
 
-    def _adopt(self, sequence: Sequence, found: list[PublishedPage]) -> None:
-        """Go on with pages that others computed instead of one's own, still empty ones."""
-        for index, published in enumerate(found, start=sequence.published):
-            self._replace(sequence, index, published.page)
-        self._link(sequence, found)
-
-    def _replace(self, sequence: Sequence, index: int, page: int) -> None:
-        self._pages.share(page)
-        self._pages.release(sequence.pages[index])
-        sequence.pages[index] = page
-
-    def _link(self, sequence: Sequence, found: list[PublishedPage]) -> None:
-        if found:
-            sequence.last_published = found[-1]
-            sequence.published += len(found)
-            sequence.computed = sequence.published * self._page_tokens
-            if not sequence.pauses:
-                sequence.cached += len(found) * self._page_tokens
-
-    def _publish(self, sequence: Sequence) -> None:
-        while (sequence.published + 1) * self._page_tokens <= sequence.computed:
-            index = sequence.published
-            ids = sequence.ids[index * self._page_tokens : (index + 1) * self._page_tokens]
-            published = self._prefix.publish(sequence.last_published, ids, sequence.pages[index])
-            if published is None:
-                return
-            if published.page != sequence.pages[index]:
-                self._replace(sequence, index, published.page)  # the same bits, held once
-            sequence.last_published = published
-            sequence.published += 1
+def _number(sequence: Sequence) -> int:
+    return sequence.number

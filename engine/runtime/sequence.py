@@ -31,12 +31,13 @@ class Sequence:
     ids[0 : computed]          have keys and values in `pages`
     ids[0 : published * 64]    of which these are in pages that others may find
 
-    capacity: tokens that it can grow to.
+    capacity: tokens that it can grow to. client: who asked.
     """
 
     __slots__ = (
         "_ids",
         "cached",
+        "client",
         "computed",
         "last_published",
         "length",
@@ -49,10 +50,11 @@ class Sequence:
         "state",
     )
 
-    def __init__(self, prompt: Iterable[int] | npt.NDArray[np.integer[Any]], capacity: int) -> None:
+    def __init__(self, prompt: Iterable[int] | npt.NDArray[np.integer[Any]], capacity: int, client: str = "") -> None:
         start = np.asarray(prompt if isinstance(prompt, np.ndarray) else list(prompt), np.int32)
         self._ids = np.empty(capacity, np.int32)  # memory that is never reached is never taken
         self._ids[: start.size] = start
+        self.client = client
         self.prompt = self.length = start.size
         self.computed = 0
         self.published = 0
@@ -70,6 +72,11 @@ class Sequence:
         return self._ids[: self.length]
 
     @property
+    def capacity(self) -> int:
+        """Tokens that it can grow to."""
+        return self._ids.size
+
+    @property
     def remaining(self) -> int:
         """Tokens whose keys and values are still to be computed; at least 1 before each draw."""
         return self.length - self.computed
@@ -83,3 +90,8 @@ class Sequence:
         """Take a drawn token."""
         self._ids[self.length] = token
         self.length += 1
+
+    def rewind(self, length: int) -> None:
+        """Forget the tokens from `length` on; what is published stays, so `length` must not cut into it."""
+        self.length = length
+        self.computed = min(self.computed, length)

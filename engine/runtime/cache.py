@@ -1,0 +1,96 @@
+"""What sequences hold of a page pool: whole prefixes that others computed, fresh pages, pages given to others.
+
+Knows nothing of who runs when; a sequence's pages are only ever changed here.
+"""
+
+from __future__ import annotations
+
+from engine.core.pages import PagePool
+from engine.runtime.prefix import PrefixIndex, PublishedPage
+from engine.runtime.sequence import Sequence
+
+__all__ = ["Cache"]
+
+
+class Cache:
+    """The pages of one pool and the index of what they hold."""
+
+    def __init__(self, pages: PagePool, prefix: PrefixIndex) -> None:
+        self.pages = pages
+        self.prefix = prefix
+        self.page_tokens = pages.layout.tokens
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-tokens // self.page_tokens)
+
+    def found(self, sequence: Sequence) -> list[PublishedPage]:
+        """Published pages that continue what the sequence has; never its last token, whose logits are wanted."""
+        if sequence.computed != sequence.published * self.page_tokens:
+            return []
+        return self.prefix.find(sequence.last_published, sequence.ids[sequence.computed : -1])
+
+    def begin(self, sequence: Sequence, found: list[PublishedPage], fresh: int) -> None:
+        """Hold the `found` pages and as many fresh ones."""
+        for published in found:
+            self.pages.share(published.page)
+            sequence.pages.append(published.page)
+        self._link(sequence, found)
+        sequence.pages.extend(self.pages.take() for _ in range(fresh))
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Go on with pages that others computed meanwhile instead of one's own, still empty ones."""
+        found = self.found(sequence)
+        for index, published in enumerate(found, start=sequence.published):
+            self._replace(sequence, index, published.page)
+        self._link(sequence, found)
+
+    def next_page(self, sequence: Sequence) -> tuple[int, bytes] | None:
+        """What the sequence's first unpublished page will hold, equal for equal pages; None if it cannot be adopted."""
+        first = sequence.published * self.page_tokens
+        if first + self.page_tokens >= sequence.length:
+            return None
+        return id(sequence.last_published), sequence.ids[first : first + self.page_tokens].tobytes()
+
+    def reach(self, sequence: Sequence, tokens: int) -> bool:
+        """Take pages until the sequence has room for so many tokens; False when there are none left."""
+        while len(sequence.pages) < self.pages_for(tokens):
+            if not self.pages.available:
+                return False
+            sequence.pages.append(self.pages.take())
+        return True
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others find the pages that are full of computed tokens."""
+        while (sequence.published + 1) * self.page_tokens <= sequence.computed:
+            index = sequence.published
+            ids = sequence.ids[index * self.page_tokens : (index + 1) * self.page_tokens]
+            published = self.prefix.publish(sequence.last_published, ids, sequence.pages[index])
+            if published is None:
+                return
+            if published.page != sequence.pages[index]:
+                self._replace(sequence, index, published.page)  # the same bits, held once
+            sequence.last_published = published
+            sequence.published += 1
+
+    def give_up(self, sequence: Sequence) -> None:
+        """Release all pages; the full ones stay findable until somebody takes them."""
+        # The last page goes first and so is idle for longest: a prefix outlives what hangs on it.
+        for page in reversed(sequence.pages):
+            self.pages.release(page)
+        sequence.pages.clear()
+        sequence.computed = sequence.published = 0
+        sequence.last_published = None
+
+    def _replace(self, sequence: Sequence, index: int, page: int) -> None:
+        self.pages.share(page)
+        self.pages.release(sequence.pages[index])
+        sequence.pages[index] = page
+
+    def _link(self, sequence: Sequence, found: list[PublishedPage]) -> None:
+        if found:
+            sequence.last_published = found[-1]
+            sequence.published += len(found)
+            sequence.computed = sequence.published * self.page_tokens
+            if not sequence.pauses:
+                sequence.cached += len(found) * self.page_tokens
