@@ -274,7 +274,10 @@ def test_the_same_pages_computed_side_by_side_are_held_once() -> None:
     bench = Bench()
     sequences = [bench.add(prompt_of(17), 3) for _ in range(2)]
     bench.step()
+    assert [s.computed for s in sequences] == [17, 0]  # the second waits instead of computing the same
+    bench.step()
     assert sequences[0].pages[:4] == sequences[1].pages[:4]
+    assert bench.decoder.tokens == 17 + 2
     assert bench.pool.available == 64 - 6
     bench.check_pages()
 
