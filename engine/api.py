@@ -509,7 +509,8 @@ def bench(
     prompt_tokens, gen_tokens, depth: None is 512, 128, 32, or as much as the model's context holds.
     The last value is {"decode_tps", "prefill_tps", "ttft_s", "load_s",
     "peak_rss_bytes", "batch_tps", "tier", "threads", "kv_dtype",
-    "prompt_tokens", "gen_tokens", "depth"}.
+    "prompt_tokens", "gen_tokens", "depth"}; with speculation asked for also
+    {"copy_tps", "copy_plain_tps", "copy_tokens_per_step"}.
 
     Raises:
         InglenookError: the model cannot be loaded, or a number is senseless
@@ -519,7 +520,8 @@ def bench(
     lengths = {"prompt_tokens": prompt_tokens, "gen_tokens": gen_tokens, "depth": depth}
     asked = {name: length for name, length in lengths.items() if length is not None}
     sizes = measure.Sizes(**asked, batch=batch, repeat=repeat)
-    settings = settings.model_copy(update={"context": sizes.context, "max_batch_size": batch})
+    asked_for = settings.speculation if "speculation" in settings.model_fields_set else "off"
+    settings = settings.model_copy(update={"context": sizes.context, "max_batch_size": batch, "speculation": asked_for})
     yield from measure.bench(lambda: _opened(_path(model), settings, cap=True), sizes, asked.keys(), settings.kv)
 
 

@@ -213,7 +213,7 @@ class EngineSettings(_Settings):
             description="Compute guesses of the next tokens along: ngram finds them earlier in the text, draft asks a "
             "small model. Answers stay the same and may come sooner.",
         ),
-    ] = "off"
+    ] = "ngram"
     draft: Annotated[
         str,
         Field(title="Draft model", description="A small model of the same vocabulary that makes the guesses."),

@@ -24,6 +24,7 @@ from engine.api import AutoModel, Done, Engine, Failed, Loaded, Message, Progres
 from engine.errors import ContextOverflowError, InputError, InternalError, ModelFolderError, SettingError, TemplateError
 from engine.runtime import measure
 from engine.runtime.model import Model
+from engine.runtime.speculation import Lookup
 from engine.settings import EngineSettings, Sampling
 from tests import factory
 from tests.fakes import END, VOCAB, Ear, FakeDecoder, plain_logits, saying, toy
@@ -570,3 +571,18 @@ def test_fake_and_real_decoders_look_alike() -> None:
     assert isinstance(Done, type)
     assert isinstance(Failed, type)
     assert END in toy().end_ids
+
+
+def test_bench_measures_what_guesses_gain_when_asked(opened: Callable[..., Any]) -> None:
+    def model() -> Model:
+        return replace(toy(context=1024, pages=300), speculator=Lookup, guess_rows=8)
+
+    calls = opened(model)
+    sizes: dict[str, Any] = {"prompt_tokens": 60, "gen_tokens": 8, "depth": 4, "batch": 1, "repeat": 1}
+    list(api.bench("toy", **sizes))
+    *_, found = api.bench("toy", settings=EngineSettings(speculation="ngram"), **sizes)
+    assert [call["settings"].speculation for call in calls] == ["off", "ngram"]
+    assert isinstance(found, dict)
+    assert found["copy_tps"] > 0
+    assert found["copy_plain_tps"] > 0
+    assert found["copy_tokens_per_step"] >= 1

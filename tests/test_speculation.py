@@ -392,6 +392,6 @@ def test_the_starter_copies_sooner_and_says_the_same() -> None:
 
 
 def test_settings_have_flags_and_limits() -> None:
-    assert EngineSettings().speculation == "off"
+    assert EngineSettings().speculation == "ngram"
     with pytest.raises(ValueError, match="draft_tokens"):
         EngineSettings(draft_tokens=0)

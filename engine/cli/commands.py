@@ -421,6 +421,10 @@ def _bench_text(result: dict[str, Any]) -> str:
         ("memory", f"{size_text(result['peak_rss_bytes'])} at most"),
         ("with", f"{result['threads']} threads, {result['tier']}, KV {result['kv_dtype']}"),
     ]
+    if "copy_tps" in result:
+        plain, steps = result["copy_plain_tps"], result["copy_tokens_per_step"]
+        gain = f"{plain:.1f} without guesses, {steps:.2f} tokens per step"
+        rows.append(("copying", f"{result['copy_tps']:.1f} tokens per second ({gain})"))
     return table(rows)
 
 

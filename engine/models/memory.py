@@ -139,7 +139,7 @@ def working_bytes(
     threads: int = 1,
     batch_tokens: int = 256,
     sequences: int = 4,
-    guesses: int = 0,
+    guesses: int = 15,
     context: int = _DEFAULT_CONTEXT,
 ) -> int:
     """Activations of a step, partial results, logits and scratch of every thread: nearly what the decoder allocates."""

@@ -6,7 +6,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from engine.core.library import Kernels
 from engine.core.memory import Buffer, aligned
 from engine.errors import ContextOverflowError, InternalError, SettingError
 from engine.progress import Progress
-from engine.runtime.events import Done, Event, Failed, Request
+from engine.runtime.events import Done, Event, Failed, Message, Prompt, Request
 from engine.runtime.loop import Loop
 from engine.runtime.model import Model, prepared_kernels
 from engine.settings import EngineSettings, Sampling
@@ -93,6 +93,12 @@ def bench(
     ttft_s        from that prompt's submission to its first token
     batch_tps     tokens per second of `batch` answers together
     load_s        from the path to the first step, kernels compiled before
+
+    With speculation, the above are measured without it (random tokens make the
+    answer a repetition, which flatters), and then an answer that copies a text:
+
+    copy_tps, copy_plain_tps   tokens per second with and without guesses
+    copy_tokens_per_step       with guesses
     """
     begin_s = time.perf_counter()
     steps = opened()
@@ -110,10 +116,13 @@ def bench(
     try:
         sizes = sizes.within(model.context, fixed)
         endless = replace(model, end_ids=frozenset())
+        plain = replace(endless, speculator=None)
         random = np.random.default_rng(0)
         for run in range(sizes.repeat):
             yield Progress("measure", run, sizes.repeat, "steps", "answers")
-            rows.append(_measured(endless, sizes, random))
+            rows.append(_measured(plain, sizes, random))
+            if model.speculator is not None:
+                rows[-1] |= _copied(endless, plain, sizes)
         yield Progress("measure", sizes.repeat, sizes.repeat, "steps")
     finally:
         model.release()
@@ -148,7 +157,29 @@ def _measured(model: Model, sizes: Sizes, random: np.random.Generator) -> dict[s
     }
 
 
-def _answers(model: Model, prompts: list[tuple[int, ...]], tokens: int) -> tuple[list[Done], float]:
+_COPIED = (
+    "The lighthouse keeper counted nineteen ships, four gulls and one very small boat with a red sail. "
+    "Every morning at six he wrote the numbers into a blue book, and every evening he read them aloud to the cat. "
+)
+
+
+def _copied(guessing: Model, plain: Model, sizes: Sizes) -> dict[str, float]:
+    """An answer that mostly repeats its prompt, with and without guesses."""
+    prompt = (Message("user", f"Repeat this text word by word:\n{_COPIED * 2}"),)
+    room = guessing.context - guessing.encode(prompt).ids.size
+    if room < 2:
+        raise SettingError("measuring speculation needs a context of some 150 tokens")
+    tokens = min(sizes.gen_tokens, room)
+    (fast,), _ = _answers(guessing, [prompt], tokens)
+    (slow,), _ = _answers(plain, [prompt], tokens)
+    return {
+        "copy_tps": fast.usage.decode_tps,
+        "copy_plain_tps": slow.usage.decode_tps,
+        "copy_tokens_per_step": fast.usage.tokens_per_step,
+    }
+
+
+def _answers(model: Model, prompts: Sequence[Prompt], tokens: int) -> tuple[list[Done], float]:
     """The answers, and how many tokens a second all made together once every prompt was read."""
     loop = Loop(model)
     sampling = Sampling(temperature=0.0, repetition_penalty=1.0, max_tokens=tokens)

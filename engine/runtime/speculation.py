@@ -34,7 +34,7 @@ __all__ = ["Confidence", "DraftDecoder", "DraftModel", "Lookup", "Speculator", "
 Ids = npt.NDArray[np.int32]
 
 # What one more row adds to a step that reads all weights anyway; measured on steps of 1 to 16 rows.
-_ROW_COST = 0.08
+_ROW_COST = 0.09
 _LEAST_MATCH = 2
 _MOST_MATCH = 8
 
