@@ -418,7 +418,7 @@ def test_bench_measures_every_promised_figure(opened: Callable[..., Any]) -> Non
     }
     assert (result["prompt_tokens"], result["gen_tokens"], result["depth"]) == (100, 6, 9)
     assert all(isinstance(step, Progress) for step in steps)
-    assert calls[0]["settings"] == EngineSettings(context=102, max_batch_size=3)
+    assert calls[0]["settings"] == EngineSettings(context=102, max_batch_size=3, speculation="off")
     assert max(shapes) == 3
     assert 50 < result["decode_tps"] < 500
     assert result["prefill_tps"] > 1000
