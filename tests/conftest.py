@@ -18,6 +18,7 @@ import pytest
 
 if TYPE_CHECKING:
     from engine.core.library import Kernels
+    from engine.settings import Tier
 
 # How fast the computer is, and how busy, is no property of the code. A failing example is printed with what repeats it.
 hypothesis.settings.register_profile(
@@ -82,6 +83,16 @@ def no_thread_left() -> Iterator[None]:
     assert not left, f"threads left running: {left}"
 
 
+def load_kernels(tier: Tier | None = None) -> Kernels:
+    """The kernels of a tier, of the best one without an argument, from the cache or compiled."""
+    from engine.folders import cache_folder
+    from engine.progress import finish
+    from engine.runtime.model import prepared_kernels
+    from engine.settings import EngineSettings
+
+    return finish(prepared_kernels(EngineSettings(tier=tier), cache_folder()))
+
+
 @pytest.fixture(scope="session")
 def kernels() -> Callable[..., Kernels]:
     """`kernels(tier)`: the kernels of a tier, of the best one without an argument.
@@ -89,16 +100,9 @@ def kernels() -> Callable[..., Kernels]:
     Compiled once, kept in the cache. A tier that this processor lacks skips the test.
     """
     from engine.core.cpu import machine
-    from engine.folders import cache_folder
-    from engine.progress import finish
-    from engine.runtime.model import prepared_kernels
-    from engine.settings import EngineSettings, Tier
 
     here = machine()
     loaded: dict[Tier, Kernels] = {}
-
-    def load(tier: Tier) -> Kernels:
-        return finish(prepared_kernels(EngineSettings(tier=tier), cache_folder()))
 
     def ready(tier: Tier | None = None) -> Kernels:
         best = here.tiers[-1]
@@ -109,7 +113,7 @@ def kernels() -> Callable[..., Kernels]:
             # Who asks for one that is not the best asks for all, and a compilation keeps one core busy for a minute.
             missing = [wanted] if wanted == best else [other for other in here.tiers if other not in loaded]
             with ThreadPoolExecutor(here.default_threads) as pool:
-                loaded.update(zip(missing, pool.map(load, missing), strict=True))
+                loaded.update(zip(missing, pool.map(load_kernels, missing), strict=True))
         return loaded[wanted]
 
     return ready

@@ -3,18 +3,22 @@
 Every member sits in one call for the life of the engine. Between steps the
 workers spin briefly, then sleep on a word of the control block; at a barrier a
 member spins, then sleeps, so a partner that lost its core costs no spinning.
+The leader says with each step how many members take part: where other programs
+want the cores, fewer are faster. The others rest, on a word of their own, and
+are not woken before they are wanted.
 
 Control block, int64 words a cache line (8 words) apart, so that members do not
 disturb one another; see `CONTROL`.
 """
 
-from engine.core.control import CONTROL, LEAD, WORK
+from engine.core.control import CONTROL, LEAD, STEP_UNIT, WORK
 from engine.core.kernels import attention, matmul, rows
 from engine.core.kernels.simd import (
     atomic_add,
     atomic_load,
     atomic_store,
     call_address,
+    int64,
     kernel,
     load_i64,
     pause,
@@ -24,8 +28,8 @@ from engine.core.kernels.simd import (
 from engine.core.operations import ROW_WORDS, Opcode
 
 ARRIVED, GENERATION, BARRIER_SLEEPERS = (8 * CONTROL[n] for n in ("arrived", "generation", "barrier_sleepers"))
-SEQUENCE, SLEEPERS, COMMAND = (8 * CONTROL[n] for n in ("sequence", "sleepers", "command"))
-PROGRAM, OPERATIONS, STATE, MEMBERS = (8 * CONTROL[n] for n in ("program", "operations", "state", "members"))
+SEQUENCE, SLEEPERS, REST, COMMAND = (8 * CONTROL[n] for n in ("sequence", "sleepers", "rest", "command"))
+PROGRAM, OPERATIONS, STATE, ACTIVE = (8 * CONTROL[n] for n in ("program", "operations", "state", "active"))
 CANCEL, STOP_AT = 8 * CONTROL["cancel"], 8 * CONTROL["stop_at"]
 WAIT, WAKE, SYSTEM, NUMBER = (8 * CONTROL[n] for n in ("wait", "wake", "system", "number"))
 EXPECTED, ROUNDING = 8 * CONTROL["expected"], 8 * CONTROL["rounding"]
@@ -108,9 +112,8 @@ def execute(row, state, member, members):
 
 
 @kernel
-def step(member, control):
-    """Execute the program; all members stop after the same operation when cancelled."""
-    members = load_i64(control + MEMBERS)
+def step(member, members, control):
+    """Execute the program with the first `members`; all stop after the same operation when cancelled."""
     row, state = load_i64(control + PROGRAM), load_i64(control + STATE)
     for index in range(load_i64(control + OPERATIONS)):
         execute(row, state, member, members)
@@ -128,41 +131,64 @@ def step(member, control):
 
 @kernel
 def work(member, control):
-    """A worker's whole life: wait for a step, execute it, until told to leave."""
-    sequence = 0
+    """A worker's whole life: wait for a step, execute it if it takes part, until told to leave.
+
+    A step is not over, and the next not announced, before all who take part have been there. So whoever takes part
+    sees it announced; who does not may miss any number of steps.
+    """
+    seen = int64(0)
+    members = int64(member + 1)  # it is expected at the first step
     while True:
         spins = 0
-        while atomic_load(control + SEQUENCE) == sequence:
+        while atomic_load(control + SEQUENCE) == seen:
             spins += 1
-            if spins < SPINS_BETWEEN_STEPS:
+            if member >= members:
+                # Read before the look at the sequence: who announces a step for us changes it afterwards.
+                rest = atomic_load(control + REST)
+                if atomic_load(control + SEQUENCE) == seen:
+                    sleep_while(control, control + REST, rest, member)
+            elif spins < SPINS_BETWEEN_STEPS:
                 pause()
             else:
                 atomic_add(control + SLEEPERS, 1)
-                sleep_while(control, control + SEQUENCE, sequence, member)
+                sleep_while(control, control + SEQUENCE, seen, member)
                 atomic_add(control + SLEEPERS, -1)
-        sequence += 1
+        seen = atomic_load(control + SEQUENCE)
         if atomic_load(control + COMMAND) < 0:
             return
-        step(member, control)
+        members = seen % STEP_UNIT
+        if member < members:
+            step(member, members, control)
+
+
+@kernel
+def announce(control, members):
+    """Begin the next step, for the first `members`."""
+    before = atomic_load(control + SEQUENCE)
+    atomic_store(control + SEQUENCE, (before // STEP_UNIT + 1) * STEP_UNIT + members)
+    # Sequentially consistent, as all these are, so it is ordered before the look at the sleepers.
+    if atomic_load(control + SLEEPERS) > 0:
+        wake_all(control, control + SEQUENCE)
+    if members > before % STEP_UNIT:
+        atomic_add(control + REST, 1)
+        wake_all(control, control + REST)
 
 
 @kernel
 def lead(control):
     """One step, by the engine's own thread as member 0, with the workers."""
+    members = load_i64(control + ACTIVE)
     atomic_store(control + STOP_AT, -1)
     atomic_store(control + COMMAND, 1)
-    atomic_add(control + SEQUENCE, 1)
-    if atomic_load(control + SLEEPERS) > 0:
-        wake_all(control, control + SEQUENCE)
-    step(0, control)
+    announce(control, members)
+    step(0, members, control)
 
 
 @kernel
 def dismiss(control):
     """Send the workers home."""
     atomic_store(control + COMMAND, -1)
-    atomic_add(control + SEQUENCE, 1)
-    wake_all(control, control + SEQUENCE)
+    announce(control, int64(STEP_UNIT - 1))
 
 
 @kernel
