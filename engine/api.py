@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args, o
 
 from engine import errors
 from engine.convert.values import ModelReport, Problem, SizeChoice, TensorInfo
-from engine.errors import ContextOverflowError, InglenookError, InputError, InternalError, SettingError, TemplateError
+from engine.errors import (
+    ContextOverflowError,
+    InglenookError,
+    InputError,
+    InternalError,
+    ResourceError,
+    SettingError,
+    TemplateError,
+)
 from engine.folders import cache_folder, data_folder, library_folder, log_folder
 from engine.progress import Progress
 from engine.runtime.events import (
@@ -84,6 +92,7 @@ __all__ = [
     "TokenLogprob",
     "Usage",
     "answer_reader",
+    "autotune",
     "bench",
     "cache_folder",
     "convert",
@@ -547,6 +556,45 @@ def answer_reader(
     return AnswerReader(tools, think, thinking=thinking)
 
 
+def autotune(
+    model: Path | str = "starter", *, settings: EngineSettings = EngineSettings()
+) -> Generator[Progress | dict[str, Any], None, None]:
+    """Find the number of threads, and whether to pin them, that suit this machine and models of this size: ten seconds.
+
+    Later loads use the result unless they ask for a number of threads. The last value is {"threads", "pinned",
+    "model", "weight_bytes", "measured": [{"threads", "pinned", "seconds"}, ...]}, the fastest first.
+
+    Raises:
+        InglenookError: the model cannot be loaded; says why
+        ResourceError: the result cannot be written
+    """
+    from engine.convert.load import open_model
+    from engine.core.cpu import machine
+    from engine.runtime.autotune import candidates, remember, tune
+    from engine.runtime.model import assembled, prepared_kernels
+
+    settings = settings.model_copy(update={"threads": 0, "context": 256, "max_batch_size": 1, "speculation": "off"})
+    kernels = yield from prepared_kernels(settings, cache_folder())
+    source = yield from open_model(resolve_model(model), resident=settings.load == "resident")
+    here, spare = machine(), settings.free_cores
+    made = partial(assembled, source, settings, kernels)
+    found = yield from tune(lambda tuning: made(tuning=tuning), candidates(here, spare))
+    fastest = min(found, key=found.__getitem__)
+    try:
+        remember(cache_folder(), here, kernels.tier, source.weights.total_bytes, fastest, spare=spare)
+    except OSError as error:
+        raise ResourceError(f"the result cannot be kept in {cache_folder()}: {error.strerror or error}") from None
+    yield {
+        **asdict(fastest),
+        "model": source.name,
+        "weight_bytes": source.weights.total_bytes,
+        "measured": [
+            {**asdict(tuning), "seconds": round(seconds, 4)}
+            for tuning, seconds in sorted(found.items(), key=lambda item: item[1])
+        ],
+    }
+
+
 def library_models(*, broken: bool = False) -> tuple[LibraryModel, ...]:
     """Converted models in the library, by name.
 
@@ -644,6 +692,8 @@ def _opened(
 ) -> Generator[Progress, None, Model]:
     """Load a model from wherever it is. cap: a context beyond the model's is cut to it."""
     from engine.convert.load import open_model
+    from engine.core.cpu import machine
+    from engine.runtime.autotune import recall
     from engine.runtime.model import assembled, prepared_kernels
 
     found = resolve_model(path)
@@ -658,7 +708,8 @@ def _opened(
         if not settings.draft:
             raise SettingError("speculation with a draft model needs the model's name or path (draft)")
         draft = yield from open_model(resolve_model(settings.draft), conversion, resident=settings.load == "resident")
-    return assembled(source, settings, kernels, draft=draft, most_wanted=most_wanted)
+    tuning = recall(cache_folder(), machine(), kernels.tier, source.weights.total_bytes, spare=settings.free_cores)
+    return assembled(source, settings, kernels, draft=draft, tuning=tuning, most_wanted=most_wanted)
 
 
 def _next(events: queue.SimpleQueue[Value]) -> Value:

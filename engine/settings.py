@@ -171,6 +171,10 @@ class EngineSettings(_Settings):
         int,
         Field(ge=0, le=1024, title="CPU threads", description="0 uses every physical core this program may use."),
     ] = 0
+    free_cores: Annotated[
+        int,
+        Field(ge=0, le=1023, title="Cores left free", description="Cores for other programs, while threads is 0."),
+    ] = 0
     context: Annotated[
         int,
         Field(

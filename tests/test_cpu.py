@@ -126,6 +126,21 @@ def test_what_the_user_wants_is_kept_to_what_there_is():
     assert machine.threads(99) == 8
 
 
+def test_cores_left_free_are_no_threads():
+    machine = found(host())
+    assert [machine.threads(0, spare) for spare in (0, 1, 3, 4, 99)] == [4, 3, 1, 1, 1]
+    assert machine.threads(4, 3) == 4  # who names a number gets it
+    assert found(host(**{"/sys/fs/cgroup/cpu.max": "300000 100000"})).threads(0, 1) == 2
+    hybrid = found(host(smt=1, **HYBRID[0]))
+    assert [hybrid.threads(0, spare) for spare in (0, 4, 5)] == [4, 4, 3]  # the slow cores are free already
+
+
+def test_the_node_with_most_fast_cores_comes_first():
+    cores = (Core((0,), node=0), Core((1,), node=1), Core((2,), node=1), Core((3,), fast=False, node=0))
+    machine = replace(found(host()), cores=cores, nodes=2)
+    assert machine.placement(4) == (1, 2, 0, 3)
+
+
 HYBRID = [
     {"/sys/devices/cpu_core/cpus": "0-3", "/sys/devices/cpu_atom/cpus": "4-7\n"},
     {f"{CPU}/cpu{n}/cpu_capacity": "1024" if n < 4 else "400" for n in range(8)},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import ModelFolderError
+from engine.errors import InputError, ModelFolderError
 from engine.progress import Progress
 from engine.runtime.events import Delta, Done, Failed, Loaded, Message, Request
 from engine.runtime.loop import Loop
@@ -386,6 +387,24 @@ def test_an_idle_engine_uses_no_processor(serve: Callable[..., Service]) -> None
     before_s = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - before_s < 0.05
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_is_told_to_load_its_own(serve: Callable[..., Service]) -> None:
+    service = serve(loaded=True)
+    child = os.fork()
+    if child == 0:
+        try:
+            service.submit(Request("r", (65,), BRIEF), Ear())
+        except InputError as error:
+            service.close()
+            os._exit(7 if "forked" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    ear = Ear()
+    service.submit(Request("r", (65,), BRIEF), ear)
+    assert isinstance(ear.wait(), Done)
 
 
 def test_many_threads_at_once(serve: Callable[..., Service]) -> None:

@@ -253,10 +253,17 @@ def diagnose(
     benchmark: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Measure the memory bandwidth too; takes seconds.")
     ] = False,
+    autotune: Annotated[
+        bool,
+        Parameter(negative=(), show_default=False, help="Find and remember the best number of threads; ten seconds."),
+    ] = False,
+    model: Annotated[str, Parameter(help="The model to find it for, and for all of about its size.")] = api.STARTER,
     as_json: Json = False,
 ) -> None:
     """Say what this computer offers the engine."""
     findings = api.diagnose(benchmark=benchmark)
+    if autotune:
+        findings["autotune"] = follow(api.autotune(model)) or {}
     if as_json:
         write_json(findings)
     else:

@@ -13,6 +13,7 @@ import os
 import platform
 import struct
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -142,13 +143,20 @@ class Machine:
         """The logical CPUs allowed; more threads than these would wait for each other's turn."""
         return max(1, sum(len(core.cpus) for core in self.cores))
 
-    def threads(self, wanted: int = 0) -> int:
-        """`wanted`, at most `most_threads`; the default when 0."""
-        return min(wanted, self.most_threads) if wanted > 0 else self.default_threads
+    def threads(self, wanted: int = 0, spare: int = 0) -> int:
+        """`wanted`, at most `most_threads`; when 0 the default, less the cores that shall stay free."""
+        if wanted > 0:
+            return min(wanted, self.most_threads)
+        left = len(self.cores) if self.quota is None else min(len(self.cores), int(self.quota))
+        return max(1, min(self.default_threads, left - spare))
 
     def placement(self, threads: int) -> tuple[int, ...]:
-        """The CPU for each of so many threads: cores of their own first, fast before slow, node by node."""
-        ordered = sorted(self.cores, key=lambda core: (not core.fast, core.node, core.cpus))
+        """The CPU for each of so many threads: cores of their own first, fast before slow, node by node.
+
+        The node with most fast cores comes first, so that a team that fits into one shares its memory and cache.
+        """
+        fast_of = Counter(core.node for core in self.cores if core.fast)
+        ordered = sorted(self.cores, key=lambda core: (not core.fast, -fast_of[core.node], core.node, core.cpus))
         turns = max((len(core.cpus) for core in ordered), default=0)
         cpus = [core.cpus[turn] for turn in range(turns) for core in ordered if turn < len(core.cpus)]
         return tuple(cpus[:threads])

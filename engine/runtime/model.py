@@ -36,7 +36,7 @@ from engine.text.tokenizer import Piece, Tokenizer
 if TYPE_CHECKING:
     from engine.text.grammar import Grammars
 
-__all__ = ["Decoder", "EncodedPrompt", "Model", "assembled", "prepared_kernels"]
+__all__ = ["Decoder", "EncodedPrompt", "Model", "Tuning", "assembled", "prepared_kernels"]
 
 _BATCH_TOKENS = 256
 """Tokens of the largest step: enough to spread the cost of reading the weights, few enough to be brief."""
@@ -46,6 +46,14 @@ _CHARACTERS_PER_TOKEN = 8
 
 # A template that begins the thinking itself writes its mark among the last tokens of the prompt.
 _TURN_START = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How a team is set up. pinned: each worker stays on a core of its own."""
+
+    threads: int
+    pinned: bool
 
 
 class Decoder(Protocol):
@@ -245,11 +253,13 @@ def assembled(
     kernels: Kernels,
     *,
     draft: ModelSource | None = None,
+    tuning: Tuning | None = None,
     most_wanted: int = 0,
 ) -> Model:
     """Plan the memory, take it, start the threads, lower the model.
 
     draft: a smaller model that guesses, when `settings.speculation` asks for one.
+    tuning: what is known to suit this machine; counts when the settings leave the threads open.
     most_wanted: rows of logits of the largest step; at least one per parallel answer and guess.
 
     Raises:
@@ -257,7 +267,11 @@ def assembled(
     """
     spec, weights = source.spec, source.weights
     here = machine()
-    threads = here.threads(settings.threads)
+    threads = here.threads(settings.threads, settings.free_cores)
+    # Unless cores differ, the system's scheduler places threads at least as well.
+    pinned = here.nodes > 1 or not all(core.fast for core in here.cores)
+    if tuning is not None and settings.threads == 0:
+        threads, pinned = tuning.threads, tuning.pinned
     tokenizer = Tokenizer.from_files(source.files)
     template = ChatTemplate.from_files(source.files)
     dialect = Dialect.found(tuple(chat_templates(source.files).values()), tokenizer)
@@ -282,8 +296,7 @@ def assembled(
     end_ids = frozenset(token for token in ends if token < spec.vocab_size)
     guess_rows = settings.draft_tokens if settings.speculation != "off" else 0
     prefer_speed()
-    uneven = here.nodes > 1 or not all(core.fast for core in here.cores)
-    team = Team(kernels, threads, here.placement(threads) if uneven else ())
+    team = Team(kernels, threads, here.placement(threads) if pinned else ())
 
     def decoder_of(model: ModelSource, context: int, wanted: int) -> tuple[models.Decoder, PagePool]:
         pool = PagePool(planned.pages, models.page_layout(model.spec, settings.kv))

@@ -7,6 +7,7 @@ comes through the sink given with the order, on the engine's thread.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Generator
@@ -43,12 +44,16 @@ class _Loading:
 
 
 class Service:
-    """One thread with an inbox. `opener` loads a model, a step at a time."""
+    """One thread with an inbox. `opener` loads a model, a step at a time.
+
+    In a process forked from this one, whose thread stayed behind, orders raise an InputError.
+    """
 
     def __init__(self, opener: Opener) -> None:
         self._opener = opener
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = threading.Event()
+        self._process = os.getpid()
         self._model: Model | None = None
         self._loop: Loop | None = None
         self._loading: _Loading | None = None
@@ -60,33 +65,35 @@ class Service:
 
     def load(self, path: Path, settings: EngineSettings, sink: LoadSink) -> None:
         """Load, replacing the present model."""
-        self._inbox.put(partial(self._begin_load, path, settings, sink))
+        self._order(partial(self._begin_load, path, settings, sink))
 
     def cancel_load(self) -> None:
         """End a load that is going on; nothing is loaded then."""
-        self._inbox.put(self._end_load)
+        self._order(self._end_load)
 
     def unload(self) -> None:
         """Give the model's memory back."""
-        self._inbox.put(self._unload)
+        self._order(self._unload)
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Answer a request."""
-        self._inbox.put(partial(self._submit, request, sink))
+        self._order(partial(self._submit, request, sink))
 
     def cancel(self, request_id: str) -> None:
         """End a request, and the step that computes it at once."""
-        self._inbox.put(partial(self._cancel, request_id))
+        self._order(partial(self._cancel, request_id))
         loop, model = self._loop, self._model
         if loop is not None and model is not None and request_id in loop:
             model.decoder.cancel()
 
     def call(self, job: Callable[[Model | None, Loop | None], None]) -> None:
         """Run `job` on the engine's thread between two steps."""
-        self._inbox.put(lambda: job(self._model, self._loop))
+        self._order(lambda: job(self._model, self._loop))
 
     def close(self) -> None:
         """End everything; requests on their way end as cancelled. Nothing is called afterwards."""
+        if self._process != os.getpid():
+            return
         self._closing.set()
         self._inbox.put(lambda: None)
         model = self._model
@@ -94,6 +101,11 @@ class Service:
             model.decoder.cancel()
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
+
+    def _order(self, order: Callable[[], None]) -> None:
+        if self._process != os.getpid():
+            raise InputError("the engine does not follow into a forked process; load the model there")
+        self._inbox.put(order)
 
     # ------------------------------------------------------------ the engine's thread
 
