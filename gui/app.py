@@ -17,11 +17,11 @@ from PySide6.QtWidgets import QApplication
 from engine.folders import data_folder, log_folder
 from gui.bridge import Bridge, EngineFactory, WorkFailed
 from gui.claim import Claim
-from gui.i18n import set_language, tr
-from gui.preferences import PreferencesFile
+from gui.data.preferences import PreferencesFile
+from gui.data.store import MEMORY, Store, StoreError
+from gui.kit.i18n import set_language, tr
+from gui.kit.theme import look
 from gui.session import Session
-from gui.store import MEMORY, Store, StoreError
-from gui.theme import look
 from gui.window import Window
 
 __all__ = ["Folders", "create_application", "create_window", "finish", "main"]

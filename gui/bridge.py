@@ -26,9 +26,9 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from engine.errors import InglenookError
 from engine.settings import Conversion, EngineSettings, Sampling
-from gui.i18n import tr
-from gui.store import Message
-from gui.timing import timer
+from gui.data.store import Message
+from gui.kit.i18n import tr
+from gui.kit.timing import timer
 
 if TYPE_CHECKING:
     from engine import api

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QLockFile, QObject
 
-from gui.timing import timer
+from gui.kit.timing import timer
 
 __all__ = ["Claim"]
 

@@ -17,11 +17,11 @@ from PySide6.QtCore import QObject, Signal
 
 from engine.settings import Sampling
 from gui.bridge import Answering, Bridge, Counted, EngineReady, Library, ModelEntry, WorkFailed
-from gui.chat import Activity, ChatModel, Turn, advance
-from gui.i18n import tr
-from gui.preferences import PreferencesFile
-from gui.store import Conversation, Message, Store, new_id
-from gui.timing import timer
+from gui.chat.turns import Activity, ChatModel, Turn, advance
+from gui.data.preferences import PreferencesFile
+from gui.data.store import Conversation, Message, Store, new_id
+from gui.kit.i18n import tr
+from gui.kit.timing import timer
 
 if TYPE_CHECKING:
     from engine import api

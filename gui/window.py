@@ -30,16 +30,16 @@ from PySide6.QtWidgets import (
 )
 from typing_extensions import override
 
-from gui.chat_page import ChatPage
-from gui.controls import Banner
-from gui.drop import Drop, accepts, read_drop
-from gui.i18n import language, set_language, tr
-from gui.icons import app_icon, paint_icon, refresh_icons, set_icon
-from gui.models_page import ModelsPage
-from gui.preferences import Preferences
+from gui.chat.page import ChatPage
+from gui.data.drop import Drop, accepts, read_drop
+from gui.data.preferences import Preferences
+from gui.kit.controls import Banner
+from gui.kit.i18n import language, set_language, tr
+from gui.kit.icons import app_icon, paint_icon, refresh_icons, set_icon
+from gui.kit.theme import look
+from gui.models.page import ModelsPage
+from gui.pages.settings import SettingsPage
 from gui.session import Session
-from gui.settings_page import SettingsPage
-from gui.theme import look
 
 __all__ = ["Window"]
 

@@ -12,8 +12,8 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QPlainTextEdit, QWidget
 
 from gui.app import Folders, create_application, create_window, finish
-from gui.preferences import PreferencesFile
-from gui.transcript import Transcript
+from gui.chat.transcript import Transcript
+from gui.data.preferences import PreferencesFile
 from tests.scripted import ScriptedApi
 
 __all__ = ["Driver"]

@@ -17,7 +17,7 @@ from PySide6.QtGui import QDragEnterEvent
 from PySide6.QtWidgets import QApplication
 
 from gui.app import Folders, create_application, create_window, finish
-from gui.preferences import PreferencesFile
+from gui.data.preferences import PreferencesFile
 from gui.window import Window
 from tests.scripted import ScriptedApi, api, report
 
@@ -121,7 +121,7 @@ class Studio:
 
     def fill(self) -> None:
         """Some earlier conversations."""
-        from gui.store import Message
+        from gui.data.store import Message
 
         for number, (title, question, answer) in reversed(list(enumerate(TITLES))):
             self.session.store.create(f"c{number}", title)

@@ -8,7 +8,7 @@ from PySide6.QtGui import QFocusEvent, QInputMethodEvent, QTextCursor
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
-from gui.composer import Composer
+from gui.chat.composer import Composer
 
 RETURN, CONTROL, SHIFT = Qt.Key.Key_Return, Qt.KeyboardModifier.ControlModifier, Qt.KeyboardModifier.ShiftModifier
 

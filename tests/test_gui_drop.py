@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import QMimeData, QUrl
 
-from gui.drop import read_drop, read_paths
+from gui.data.drop import read_drop, read_paths
 
 NAMES = [
     "a b",

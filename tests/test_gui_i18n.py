@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 
 from engine.settings import EngineSettings, Sampling
-from gui import chat_page, i18n, settings_page
-from gui.preferences import Preferences
+from gui.chat import page as chat_page
+from gui.data.preferences import Preferences
+from gui.kit import i18n
+from gui.pages import settings as settings_page
 
-GUI = Path(i18n.__file__).parent
+GUI = Path(i18n.__file__).parent.parent
 FOLDER = GUI.parent / "assets" / "i18n"
 
 
 def literal_sentences() -> set[str]:
     """First arguments of `tr(...)`; each must be a literal, or this test could not see it."""
     found = set()
-    for file in GUI.glob("*.py"):
+    for file in GUI.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "tr":
                 argument = node.args[0]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QTextDocument, QTextFormat, QTextList
 
-from gui.highlight import Highlighter, language_name
-from gui.markdown import Part, Splitter, plain_parts, write_markdown, write_plain
+from gui.chat.highlight import Highlighter, language_name
+from gui.chat.markdown import Part, Splitter, plain_parts, write_markdown, write_plain
 
 pytestmark = pytest.mark.usefixtures("qapp")
 

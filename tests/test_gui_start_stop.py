@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gui.claim import Claim
-from gui.store import Store
+from gui.data.store import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gui.store import SCHEMA, Message, Store, StoreError
+from gui.data.store import SCHEMA, Message, Store, StoreError
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -160,7 +160,7 @@ def test_an_answer_cut_off_by_a_crash_is_interrupted(path):
 WRITER = """
     import sys, time
     from pathlib import Path
-    from gui.store import Message, Store
+    from gui.data.store import Message, Store
     store = Store(Path(sys.argv[1]))
     turn = sys.argv[2]
     store.create(turn, turn)

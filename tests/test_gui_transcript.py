@@ -12,10 +12,10 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLabel, QToolButton
 
 from gui.app import create_application
-from gui.chat import Activity, ChatModel, Turn
-from gui.store import Message
-from gui.theme import look
-from gui.transcript import Transcript, _CodeText, _Prose
+from gui.chat.transcript import Transcript, _CodeText, _Prose
+from gui.chat.turns import Activity, ChatModel, Turn
+from gui.data.store import Message
+from gui.kit.theme import look
 
 LONG = "A paragraph with **some** words and `code` in it, long enough to wrap once or twice in the column.\n\n" * 8
 
@@ -116,7 +116,7 @@ def test_sending_goes_back_to_the_end(view):
 
 
 def test_a_growing_answer_lays_out_its_open_part_only(view, monkeypatch):
-    from gui import transcript
+    from gui.chat import transcript
 
     written = []
     original = transcript.write_markdown

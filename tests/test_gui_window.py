@@ -30,9 +30,9 @@ from PySide6.QtWidgets import (
 from engine import api
 from engine.settings import Sampling
 from gui.bridge import WorkFailed
-from gui.preferences import PreferencesFile
-from gui.store import Message, Store
-from gui.theme import DARK, LIGHT, look
+from gui.data.preferences import PreferencesFile
+from gui.data.store import Message, Store
+from gui.kit.theme import DARK, LIGHT, look
 from tests.scripted import ScriptedApi, report
 
 

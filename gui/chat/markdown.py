@@ -30,7 +30,7 @@ from PySide6.QtGui import (
     QTextTableFormat,
 )
 
-from gui.theme import code_font, look
+from gui.kit.theme import code_font, look
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

@@ -10,7 +10,7 @@ import json
 
 from PySide6.QtCore import QLocale
 
-from gui.theme import ASSETS
+from gui.kit.theme import ASSETS
 
 __all__ = ["LANGUAGES", "language", "set_language", "tr"]
 

@@ -16,7 +16,7 @@ from PySide6.QtCore import QObject, Signal
 
 from engine.errors import InglenookError
 from engine.settings import EngineSettings, Sampling, checked
-from gui.timing import timer
+from gui.kit.timing import timer
 
 __all__ = ["Preferences", "PreferencesFile"]
 

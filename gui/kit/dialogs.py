@@ -7,7 +7,7 @@ from collections.abc import Callable
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMessageBox, QWidget
 
-from gui.i18n import tr
+from gui.kit.i18n import tr
 
 __all__ = ["confirm"]
 

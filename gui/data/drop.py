@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QMimeData, QUrl
 
-from gui.i18n import tr
+from gui.kit.i18n import tr
 
 __all__ = ["Drop", "accepts", "read_drop", "read_paths"]
 

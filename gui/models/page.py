@@ -38,14 +38,14 @@ from typing_extensions import override
 
 from engine.settings import Conversion
 from gui.bridge import Converted, Converting, Inspected, ModelEntry
-from gui.controls import Elided, IconButton, button, label, small_icon
-from gui.dialogs import confirm
-from gui.drop import Drop, accepts, read_drop, read_paths
-from gui.i18n import tr
-from gui.icons import paint_icon
+from gui.data.drop import Drop, accepts, read_drop, read_paths
+from gui.kit.controls import Elided, IconButton, button, label, small_icon
+from gui.kit.dialogs import confirm
+from gui.kit.i18n import tr
+from gui.kit.icons import paint_icon
+from gui.kit.theme import look
+from gui.kit.words import count_words, duration_words, parameter_words, size_words
 from gui.session import Session
-from gui.theme import look
-from gui.words import count_words, duration_words, parameter_words, size_words
 
 if TYPE_CHECKING:
     from engine import api

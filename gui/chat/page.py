@@ -18,18 +18,18 @@ from PySide6.QtWidgets import (
 from typing_extensions import override
 
 from engine.settings import Sampling
-from gui.chat_list import ChatList, ChatListModel
-from gui.composer import Composer
-from gui.controls import ContextGauge, Elided, Form, IconButton, button, label
-from gui.dialogs import confirm
-from gui.i18n import tr
-from gui.icons import app_icon, icon
-from gui.model_picker import ModelPicker
-from gui.preferences import Preferences
+from gui.chat.composer import Composer
+from gui.chat.list import ChatList, ChatListModel
+from gui.chat.transcript import Transcript
+from gui.data.preferences import Preferences
+from gui.kit.controls import ContextGauge, Elided, Form, IconButton, button, label
+from gui.kit.dialogs import confirm
+from gui.kit.i18n import tr
+from gui.kit.icons import app_icon, icon
+from gui.kit.theme import look
+from gui.kit.timing import timer
+from gui.models.picker import ModelPicker
 from gui.session import Session
-from gui.theme import look
-from gui.timing import timer
-from gui.transcript import Transcript
 
 __all__ = ["CONTROLS", "ChatPage", "suggestions"]
 

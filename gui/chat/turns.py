@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QPersistentModelIndex, Qt
 
-from gui.store import Message
+from gui.data.store import Message
 
 if TYPE_CHECKING:
     from engine import api

@@ -33,9 +33,9 @@ from PySide6.QtWidgets import (
 )
 from typing_extensions import override
 
-from gui.i18n import tr
-from gui.store import Conversation
-from gui.theme import look
+from gui.data.store import Conversation
+from gui.kit.i18n import tr
+from gui.kit.theme import look
 
 __all__ = ["ChatList", "ChatListModel"]
 

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QApplication
 
 __all__ = ["ASSETS", "DARK", "LIGHT", "Look", "Theme", "code_font", "look"]
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
+ASSETS = Path(__file__).resolve().parent.parent.parent / "assets"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from PySide6.QtGui import QGuiApplication, QIcon, QPainter, QPixmap
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QAbstractButton
 
-from gui.theme import ASSETS, look
+from gui.kit.theme import ASSETS, look
 
 __all__ = ["app_icon", "icon", "paint_icon", "refresh_icons", "set_icon"]
 

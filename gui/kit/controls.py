@@ -33,10 +33,10 @@ from PySide6.QtWidgets import (
 )
 from typing_extensions import override
 
-from gui.i18n import tr
-from gui.icons import icon, paint_icon, set_icon
-from gui.theme import look
-from gui.words import count_words
+from gui.kit.i18n import tr
+from gui.kit.icons import icon, paint_icon, set_icon
+from gui.kit.theme import look
+from gui.kit.words import count_words
 
 __all__ = [
     "Banner",

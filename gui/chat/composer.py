@@ -15,8 +15,8 @@ from PySide6.QtGui import QInputMethodEvent, QKeyEvent, QResizeEvent, QTextBlock
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QWidget
 from typing_extensions import override
 
-from gui.i18n import tr
-from gui.theme import look
+from gui.kit.i18n import tr
+from gui.kit.theme import look
 
 __all__ = ["Composer"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QObject
 from PySide6.QtGui import QFont, QTextBlock, QTextCharFormat, QTextDocument, QTextLayout
 
-from gui.theme import look
-from gui.timing import timer
+from gui.kit.theme import look
+from gui.kit.timing import timer
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer

@@ -18,11 +18,11 @@ from PySide6.QtWidgets import (
 from typing_extensions import override
 
 from gui.bridge import ModelEntry
-from gui.i18n import tr
-from gui.icons import paint_icon
+from gui.kit.i18n import tr
+from gui.kit.icons import paint_icon
+from gui.kit.theme import look
+from gui.kit.words import size_words
 from gui.session import ModelState
-from gui.theme import look
-from gui.words import size_words
 
 __all__ = ["ModelPicker"]
 

@@ -47,15 +47,15 @@ from PySide6.QtWidgets import (
 )
 from typing_extensions import override
 
-from gui.chat import ChatModel, Turn
-from gui.controls import IconButton
-from gui.highlight import Highlighter, language_name
-from gui.i18n import tr
-from gui.icons import paint_icon
-from gui.markdown import Splitter, plain_parts, write_markdown, write_plain
-from gui.theme import code_font, look
-from gui.timing import timer
-from gui.words import activity_words, answer_facts, ending_words
+from gui.chat.highlight import Highlighter, language_name
+from gui.chat.markdown import Splitter, plain_parts, write_markdown, write_plain
+from gui.chat.turns import ChatModel, Turn
+from gui.chat.words import activity_words, answer_facts, ending_words
+from gui.kit.controls import IconButton
+from gui.kit.i18n import tr
+from gui.kit.icons import paint_icon
+from gui.kit.theme import code_font, look
+from gui.kit.timing import timer
 
 __all__ = ["Cell", "CopyButton", "Transcript"]
 

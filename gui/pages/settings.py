@@ -8,12 +8,12 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
 from engine.settings import EngineSettings
-from gui.controls import Form, button, label
-from gui.i18n import tr
-from gui.models_page import reveal_path
-from gui.preferences import Preferences
+from gui.data.preferences import Preferences
+from gui.kit.controls import Form, button, label
+from gui.kit.i18n import tr
+from gui.kit.theme import look
+from gui.models.page import reveal_path
 from gui.session import Session
-from gui.theme import look
 
 __all__ = ["ENGINE", "GENERAL", "SettingsPage"]
 

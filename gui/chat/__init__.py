@@ -1,0 +1,1 @@
+"""The chat page: conversations, the transcript, the composer, the controls."""

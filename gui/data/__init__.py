@@ -1,0 +1,1 @@
+"""What the window keeps and reads: conversations, preferences, files; knows no widget."""

@@ -1,0 +1,1 @@
+"""The models page: the library and the way of a folder into it."""

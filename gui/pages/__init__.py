@@ -1,0 +1,1 @@
+"""The smaller pages: settings, diagnostics, server."""
