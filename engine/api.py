@@ -44,6 +44,7 @@ from engine.runtime.events import (
     LoadedModel,
     Message,
     Prompt,
+    PromptToken,
     Request,
     Role,
     Started,
@@ -83,6 +84,7 @@ __all__ = [
     "Problem",
     "Progress",
     "Prompt",
+    "PromptToken",
     "Request",
     "Sampling",
     "Sink",
@@ -218,6 +220,20 @@ class Engine:
             sink(told)
 
         self._service.call(run)
+
+    def prompt_tokens(self, request: Request, sink: Callable[[tuple[PromptToken, ...]], None]) -> None:
+        """The prompt of a request token by token, for whoever wants to see it.
+
+        The sink gets nothing () when no model is loaded, or when the prompt cannot be made.
+        """
+
+        def show(_model: Model | None, loop: Loop | None) -> None:
+            try:
+                sink(() if loop is None else loop.prompt_tokens(request))
+            except InputError:
+                sink(())
+
+        self._service.call(show)
 
     def close(self) -> None:
         """Stop everything and join the thread (< 3 s)."""

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,7 +27,8 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from engine.errors import InglenookError
 from engine.settings import Conversion, EngineSettings, Sampling
-from gui.data.store import Message
+from gui.data.attachments import AttachmentError, read_attachment
+from gui.data.store import Attached, Message
 from gui.kit.i18n import tr
 from gui.kit.timing import timer
 
@@ -42,9 +44,11 @@ __all__ = [
     "Counted",
     "EngineFactory",
     "EngineReady",
+    "FileRead",
     "Inspected",
     "Library",
     "ModelEntry",
+    "PromptShown",
     "WorkFailed",
 ]
 
@@ -74,13 +78,15 @@ class ModelEntry:
     parameters: int = 0
     context: int = 0
     starter: bool = False
+    problem: str = ""  # why it cannot be used
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What can be chosen now; the starter last."""
+    """What can be chosen now; the starter last. broken: files of the library that cannot be used."""
 
     models: tuple[ModelEntry, ...]
+    broken: tuple[ModelEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +117,27 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """How many tokens a conversation takes."""
+    """How many tokens something takes: a conversation, a draft, a file."""
 
-    conversation: str
+    subject: str
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptShown:
+    """The prompt of an answer as the model gets it; empty when it cannot be shown."""
+
+    message: str
+    tokens: tuple[api.PromptToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileRead:
+    """A file that was to be attached: its text, or a sentence why there is none."""
+
+    path: Path
+    file: Attached | None
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +154,9 @@ class Answering:
     id: str
     messages: tuple[Message, ...]
     sampling: Sampling
+    begin: str = ""
+    alternatives: int | None = None
+    started_s: float = 0.0
 
 
 class Conversions:
@@ -172,10 +198,11 @@ class Bridge(QObject):
         self._thread("desk", self._desk)
         self._jobs.put(self._begin)
 
-    def load(self, path: Path, settings: EngineSettings) -> None:
+    def load(self, path: Path, settings: EngineSettings, leave_free: int = 0) -> None:
         """Load a model; Progress, then Loaded or Failed (request_id None) follow.
 
-        A load that another one replaces is not heard of again.
+        A load that another one replaces is not heard of again. leave_free: cores for other programs, where the
+        settings leave the number of threads to us
         """
         self._loads += 1
         number = self._loads
@@ -184,7 +211,14 @@ class Bridge(QObject):
             if number == self._loads:
                 self.post(event)
 
-        self._do(lambda: self._running().load(path, settings, sink))
+        def job() -> None:
+            wanted = settings
+            if leave_free and not settings.threads:
+                most = int(self._offered().diagnose()["cpu"]["default_threads"])
+                wanted = settings.model_copy(update={"threads": max(1, most - leave_free)})
+            self._running().load(path, wanted, sink)
+
+        self._do(job)
 
     def cancel_load(self) -> None:
         """Give up loading."""
@@ -201,21 +235,41 @@ class Bridge(QObject):
         def job() -> None:
             if stored is not None:
                 stored.exception()  # a disk that is full is said elsewhere, and no reason not to answer
-            messages = tuple(self._api.Message(message.role, message.content) for message in asked.messages)
-            self._running().submit(self._api.Request(asked.id, messages, asked.sampling), self.post)
+            self._running().submit(self._request(asked), self.post)
 
         self._do(job, request_id=asked.id)
+
+    def _request(self, asked: Answering) -> api.Request:
+        messages = tuple(self._api.Message(message.role, message.content) for message in asked.messages)
+        started = datetime.fromtimestamp(asked.started_s).astimezone() if asked.started_s else None
+        request: api.Request = self._api.Request(
+            asked.id,
+            messages,
+            asked.sampling,
+            logprobs=asked.alternatives,
+            started=started,
+            begin=asked.begin,
+        )
+        return request
+
+    def show_prompt(self, asked: Answering) -> None:
+        """Ask for the exact prompt of an answer, token by token; PromptShown follows."""
+
+        def job() -> None:
+            self._running().prompt_tokens(self._request(asked), lambda tokens: self.post(PromptShown(asked.id, tokens)))
+
+        self._do(job)
 
     def cancel(self, request_id: str) -> None:
         """End an answer now."""
         self._do(lambda: self._running().cancel(request_id))
 
-    def count(self, conversation: str, messages: Sequence[Message]) -> None:
-        """Count the tokens of a conversation; Counted follows."""
+    def count(self, subject: str, messages: Sequence[Message]) -> None:
+        """Count the tokens of a conversation, or of what will become part of one; Counted follows."""
 
         def job() -> None:
             turns = [self._api.Message(message.role, message.content) for message in messages]
-            self._running().count_tokens(turns, lambda tokens: self.post(Counted(conversation, tokens)))
+            self._running().count_tokens(turns, lambda tokens: self.post(Counted(subject, tokens)))
 
         self._do(job)
 
@@ -238,6 +292,17 @@ class Bridge(QObject):
                 self.post(Inspected(path, report))
 
         self._aside("inspect", job)
+
+    def read_file(self, path: Path) -> None:
+        """Read a file that is to be attached; FileRead follows."""
+
+        def job() -> None:
+            try:
+                self.post(FileRead(path, read_attachment(path)))
+            except AttachmentError as error:
+                self.post(FileRead(path, None, str(error)))
+
+        self._thread("attach", job)
 
     def remove_model(self, path: Path) -> None:
         """Delete a model of the library from the disk."""
@@ -415,15 +480,24 @@ class Bridge(QObject):
 
     def _list_models(self) -> None:
         offered = self._offered()
-        entries = [
-            ModelEntry(model.path, model.name, model.format, model.disk_bytes, model.parameters, model.context)
-            for model in offered.library_models()
+        known = [
+            ModelEntry(
+                model.path,
+                model.name,
+                model.format,
+                model.disk_bytes,
+                model.parameters,
+                model.context,
+                problem=model.problem,
+            )
+            for model in offered.library_models(broken=True)
         ]
+        entries = [entry for entry in known if not entry.problem]
         starter = offered.starter_path()
         if starter is not None:
             name = Path(starter).stem.split(".")[0]  # the rest names its quantisation
             entries.append(ModelEntry(Path(starter), name, tr("starter model"), starter=True))
-        self.post(Library(tuple(entries)))
+        self.post(Library(tuple(entries), tuple(entry for entry in known if entry.problem)))
 
     def _convert(self, state: Conversions, report: api.ModelReport, conversion: Conversion) -> None:
         source = report.path

@@ -185,11 +185,7 @@ class Window(QMainWindow):
         self.chat_page.picker.showPopup()
 
     def _escape(self) -> None:
-        if self.chat_page.search.hasFocus():
-            self.chat_page.search.clear()
-            self.chat_page.composer.setFocus()
-        else:
-            self.session.stop()
+        self.chat_page.escape()
 
     def _chat_with(self, path: Path) -> None:
         if self.session.state.path != path or self.session.state.kind in {"none", "failed"}:
@@ -232,6 +228,9 @@ class Window(QMainWindow):
         elif drop.text:
             self.show_page("chat")
             self.chat_page.insert_text(drop.text)
+        elif drop.files:
+            self.show_page("chat")
+            self.chat_page.attach(drop.files)
         elif drop.refusal:
             self.show_page("models")
             self.models_page.refuse(drop)

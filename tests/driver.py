@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QPlainTextE
 from gui.app import Folders, create_application, create_window, finish
 from gui.chat.transcript import Transcript
 from gui.data.preferences import PreferencesFile
+from gui.data.store import Conversation
 from tests.scripted import ScriptedApi
 
 __all__ = ["Driver"]
@@ -89,7 +90,7 @@ class Driver:
 
     def titles(self) -> list[str]:
         model = self.find("chatList").model()
-        return [model.index(row).data() for row in range(model.rowCount())]
+        return [row.title for row in model.rows if isinstance(row, Conversation)]
 
     # ---- doing
 

@@ -132,7 +132,7 @@ class Studio:
                     f"a{number}", f"c{number}", f"q{number}", "assistant", answer, model="SmolLM2 135M", facts=facts
                 )
             )
-        self.window.chat_page.refresh_list()
+        self.window.chat_page.sidebar.refresh()
 
     def show(self, *, ready: bool = True) -> None:
         self.window.show()
@@ -143,8 +143,8 @@ class Studio:
     def ask(self, text: str, answer: str, *, complete: bool = True, token_s: float = 0.0) -> None:
         self.script.tokens = [answer[at : at + 4] for at in range(0, len(answer), 4)]
         self.script.token_s = token_s
-        self.window.chat_page.composer.setPlainText(text)
-        self.window.chat_page.send.click()
+        self.window.chat_page.box.composer.setPlainText(text)
+        self.window.chat_page.box.send.click()
         if complete:
             until(lambda: not self.session.running, 20000)
 
@@ -212,7 +212,7 @@ def stopped(studio: Studio) -> None:
     studio.show()
     studio.ask("Tell me about chimneys.", ANSWER, complete=False, token_s=0.02)
     wait(900)
-    studio.window.chat_page.stop.click()
+    studio.window.chat_page.box.stop.click()
     until(lambda: not studio.session.running)
     wait(300)
 
@@ -232,7 +232,7 @@ def search(studio: Studio) -> None:
     studio.fill()
     studio.show()
     studio.session.open("c2")
-    studio.window.chat_page.search.setText("烟")
+    studio.window.chat_page.sidebar.search.setText("烟")
     wait(500)
 
 

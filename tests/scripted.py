@@ -118,8 +118,8 @@ class ScriptedApi:
         self.engine = ScriptedEngine(self)
         return self.engine
 
-    def library_models(self) -> tuple[api.LibraryModel, ...]:
-        return tuple(model for model in self.library if model.path.exists())
+    def library_models(self, *, broken: bool = False) -> tuple[api.LibraryModel, ...]:
+        return tuple(model for model in self.library if model.path.exists() and (broken or not model.problem))
 
     def library_folder(self) -> Path:
         return self.folder

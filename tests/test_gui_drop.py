@@ -114,18 +114,23 @@ def test_a_text_file_goes_to_the_message(tmp_path):
     assert read_drop(urls(tmp_path / "note.txt")).text == "你好\n"
 
 
-def test_texts_that_cannot_be_taken_are_refused(tmp_path):
-    (tmp_path / "gbk.txt").write_bytes("你好".encode("gbk"))
+def test_texts_in_other_encodings_are_read_and_long_ones_attached(tmp_path):
+    (tmp_path / "gbk.txt").write_bytes("你好，世界。".encode("gbk"))
     (tmp_path / "long.txt").write_bytes(b"x" * 300_000)
-    assert "not UTF-8" in read_drop(urls(tmp_path / "gbk.txt")).refusal
-    assert "too long" in read_drop(urls(tmp_path / "long.txt")).refusal
+    assert read_drop(urls(tmp_path / "gbk.txt")).text == "你好，世界。"
+    assert read_drop(urls(tmp_path / "long.txt")).files == (tmp_path / "long.txt",)
+
+
+def test_documents_are_attached_several_at_once(tmp_path):
+    paths = [tmp_path / name for name in ("report.pdf", "table.xlsx", "package.json")]
+    for path in paths:
+        path.touch()
+    assert read_drop(urls(*paths)).files == tuple(paths)
 
 
 def test_other_files_are_refused_by_name(tmp_path):
     (tmp_path / "photo.jpg").touch()
-    (tmp_path / "package.json").touch()
     assert "photo.jpg is not a model" in read_drop(urls(tmp_path / "photo.jpg")).refusal
-    assert "package.json is not a model" in read_drop(urls(tmp_path / "package.json")).refusal
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.settings import EngineSettings, Sampling
-from gui.chat import page as chat_page
+from gui.chat import panel
 from gui.data.preferences import Preferences
 from gui.kit import i18n
 from gui.pages import settings as settings_page
@@ -29,7 +29,7 @@ def literal_sentences() -> set[str]:
                 if isinstance(argument, ast.Constant):
                     found.add(argument.value)
                 else:
-                    assert file.name == "controls.py", f"{file.name}:{node.lineno}: tr() of something computed"
+                    assert file.name == "forms.py", f"{file.name}:{node.lineno}: tr() of something computed"
     return found
 
 
@@ -38,7 +38,7 @@ def setting_sentences() -> set[str]:
     for model, names in (
         (Preferences, (*settings_page.GENERAL, "streaming")),
         (EngineSettings, settings_page.ENGINE),
-        (Sampling, chat_page.CONTROLS),
+        (Sampling, (*panel.CONTROLS, *panel.ADVANCED)),
     ):
         properties = model.model_json_schema()["properties"]
         for name in names:

@@ -136,8 +136,8 @@ PROGRAM = """
     def begin():
         shown = window()
         if state == "answering":
-            shown.chat_page.composer.setPlainText("go")
-            shown.chat_page.send.click()
+            shown.chat_page.box.composer.setPlainText("go")
+            shown.chat_page.box.send.click()
         QTimer.singleShot(700, close)
 
     def close():

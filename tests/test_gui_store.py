@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from gui.data import schema
+from gui.data.rescue import copy_of
 from gui.data.store import SCHEMA, Message, Store, StoreError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,7 +54,7 @@ def contents(store, identity="c"):
 def test_a_conversation_is_found_again(path):
     store = Store(path)
     talk(store, "c", "hello", "good day", "how are you?")
-    store.keep_draft("c", "and n")
+    store.change("c", draft="and n")
     store.close()
     again = Store(path)
     assert contents(again) == ["hello", "good day", "how are you?"]
@@ -314,3 +317,100 @@ def test_ten_thousand_conversations_are_listed_and_searched_at_once(store):
     assert len(store.search("天气")) == 200
     assert [known.id for known in store.search("number 9999")] == ["c9999"]
     assert time.perf_counter() - begin < 1.0
+
+
+# ---- what comes back
+
+
+def test_a_file_of_the_first_version_is_brought_up_to_date(path):
+    first = schema._TABLES.replace(
+        ",\n    folder TEXT NOT NULL DEFAULT '',\n    settings TEXT NOT NULL DEFAULT '{}'", ""
+    )
+    first = first.replace(",\n    attached TEXT NOT NULL DEFAULT '[]'", "")
+    first = first.replace(first[first.index("CREATE TABLE trace") : first.index("CREATE VIRTUAL")], "")
+    with closing(sqlite3.connect(path)) as database:
+        for statement in first.split(";\n"):
+            database.execute(statement)
+        database.execute(
+            "INSERT INTO conversation (id, title, head, created_s, changed_s) VALUES ('c', 'old', 'm', 1, 1)"
+        )
+        database.execute(
+            "INSERT INTO message (id, conversation, role, content, state, created_s)"
+            " VALUES ('m', 'c', 'user', 'hello', 'done', 1)"
+        )
+        database.execute("INSERT INTO message_text (rowid, content) VALUES (1, 'hello')")
+        database.execute("PRAGMA user_version = 1")
+        database.commit()
+    store = Store(path)
+    assert contents(store) == ["hello"]
+    store.change("c", folder="Work", settings={"sampling": {"temperature": 0.5}})
+    assert store.conversation("c").settings == {"sampling": {"temperature": 0.5}}
+    assert [known.id for known in store.search("hello")] == ["c"]
+    store.close()
+
+
+@pytest.mark.parametrize("damage", ["zeros", "truncated", "nothing"])
+def test_earlier_conversations_come_back_from_the_copy(path, damage):
+    store = Store(path)
+    for number in range(30):
+        talk(store, f"c{number}", f"question {number}", "answer")
+    store.close()
+    whole = path.read_bytes()
+    path.write_bytes({"zeros": bytes(len(whole)), "truncated": whole[: len(whole) // 3], "nothing": b""}[damage])
+    again = Store(path)
+    assert again.rescued
+    assert len(again.conversations()) == 30
+    assert contents(again, "c7") == ["question 7", "answer"]
+    assert [known.id for known in again.search("question 29")] == ["c29"]
+    again.close()
+
+
+def test_what_can_be_read_of_a_damaged_file_is_added_to_the_copy(path):
+    store = Store(path)
+    talk(store, "old", "an old question", "an answer")
+    store.close()
+    copy = copy_of(path).read_bytes()
+    store = Store(path)
+    for number in range(60):
+        talk(store, f"new{number}", "words " * 300, "more words " * 300)
+    store.close()
+    copy_of(path).write_bytes(copy)  # as if the program had been killed before it made the next one
+    whole = bytearray(path.read_bytes())
+    middle = len(whole) // 2 // 4096 * 4096
+    whole[middle : middle + 3 * 4096] = bytes(3 * 4096)
+    path.write_bytes(whole)
+    again = Store(path)
+    assert again.aside is not None
+    known = {conversation.id for conversation in again.conversations()}
+    assert "old" in known
+    assert len(known) > 30
+    assert again.flush()
+    assert again._reader.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    again.close()
+
+
+def test_a_resumed_answer_keeps_both_halves_through_a_crash(path):
+    store = Store(path)
+    store.create("c", "t")
+    store.add(Message("q", "c", None, "user", "question"))
+    store.add(Message("a", "c", "q", "assistant", "first half", reason="length"))
+    store.resume(Message("a", "c", "q", "assistant", "first half"))
+    store.grow("a", " second")
+    store.flush()
+    assert store.search("first half") == []
+    other = path.with_name("other.sqlite")
+    shutil.copy(path, other)
+    shutil.copy(f"{path}-wal", f"{other}-wal")
+    crashed = Store(other)
+    assert contents(crashed)[-1] == "first half second"
+    assert crashed.cut_off == 1
+    assert crashed.search("half second")
+    crashed.close()
+    store.close()
+
+
+def test_a_removed_message_takes_what_follows_along(store):
+    talk(store, "c", "one", "two", "three")
+    store.remove_message("c1")
+    assert contents(store) == ["one"]
+    assert store.search("three") == []

@@ -12,7 +12,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLabel, QToolButton
 
 from gui.app import create_application
-from gui.chat.transcript import Transcript, _CodeText, _Prose
+from gui.chat.transcript import Transcript
+from gui.chat.transcript.texts import Prose, _CodeText
 from gui.chat.turns import Activity, ChatModel, Turn
 from gui.data.store import Message
 from gui.kit.theme import look
@@ -45,7 +46,7 @@ def view(qtbot):
 
 
 def editors(view):
-    return [made for made in view.findChildren(_Prose) + view.findChildren(_CodeText) if made.isVisible()]
+    return [made for made in view.findChildren(Prose) + view.findChildren(_CodeText) if made.isVisible()]
 
 
 def test_only_what_is_near_the_viewport_has_widgets(view):
@@ -116,12 +117,12 @@ def test_sending_goes_back_to_the_end(view):
 
 
 def test_a_growing_answer_lays_out_its_open_part_only(view, monkeypatch):
-    from gui.chat import transcript
+    from gui.chat.transcript import texts
 
     written = []
-    original = transcript.write_markdown
+    original = texts.write_markdown
     monkeypatch.setattr(
-        transcript, "write_markdown", lambda document, text: (written.append(text), original(document, text))
+        texts, "write_markdown", lambda document, text: (written.append(text), original(document, text))
     )
     view.model.show([turn("q", "user", "go"), turn("g", content="", state="growing")])
     text = ""

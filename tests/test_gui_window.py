@@ -272,7 +272,7 @@ def fill(driver):
     for identity, text in (("a", "烟囱为什么会排烟"), ("b", "a question about chimneys"), ("c", "something else")):
         driver.session.store.create(identity, f"Title {identity}")
         driver.session.store.add(Message(f"m{identity}", identity, None, "user", text))
-    driver.window.chat_page.refresh_list()
+    driver.window.chat_page.sidebar.refresh()
 
 
 def test_search_finds_text_in_chinese_too(open_window):
@@ -295,7 +295,7 @@ def test_a_click_opens_a_conversation(open_window):
     fill(driver)
     view = driver.find("chatList")
     driver.qtbot.mouseClick(
-        view.viewport(), Qt.MouseButton.LeftButton, pos=view.visualRect(view.model().index(1)).center()
+        view.viewport(), Qt.MouseButton.LeftButton, pos=view.visualRect(view.model().index(2)).center()
     )
     assert contents(driver) == [("user", "a question about chimneys")]
 
@@ -304,8 +304,8 @@ def test_renaming_in_place(open_window):
     driver = open_window()
     fill(driver)
     view = driver.find("chatList")
-    view.setCurrentIndex(view.model().index(0))
-    view.edit(view.model().index(0))
+    view.setCurrentIndex(view.model().index(1))
+    view.edit(view.model().index(1))
     editor = view.findChild(QLineEdit)
     editor.setText("")
     QApplication.sendEvent(editor, QInputMethodEvent("xin", []))
@@ -322,7 +322,7 @@ def test_deleting_asks_first(open_window):
     driver = open_window()
     fill(driver)
     view = driver.find("chatList")
-    view.setCurrentIndex(view.model().index(0))
+    view.setCurrentIndex(view.model().index(1))
     for name, left in (("Cancel", 3), ("Delete", 2)):
         QTest.keyClick(view, Qt.Key.Key_Delete)
         box = driver.window.findChild(QWidget, "confirm")
@@ -350,11 +350,20 @@ def test_a_half_answer_is_recovered_after_a_crash(open_window):
     store.grow("a", "half an answer")
     store.flush()
     driver.session.shut_down = lambda: None
-    again = driver.reopen()
+    again = driver.reopen(wait=False)
+    again.until(lambda: again.session.engine_ready)
+    assert again.session.state.kind == "none"  # whatever ended it may end it again
+    assert "in the middle of an answer" in again.banners()[0]
     again.session.open("c")
     driver.qtbot.wait(20)
     assert "half an answer" in again.transcript.visible_text()
     assert again.texts("answerEnding")[0].startswith("Interrupted")
+    again.session.choose_model(again.session.models[0].path)
+    again.until(lambda: again.session.state.kind == "ready")
+    again.click("continueAnswer")
+    again.until(lambda: not again.session.running)
+    assert again.script.requests[-1].begin == "half an answer"
+    assert contents(again)[-1] == ("assistant", "half an answerHello, world.")
     again.close()
 
 
@@ -542,7 +551,7 @@ def test_first_run_without_a_model_says_what_to_do(open_window):
 def test_an_engine_that_cannot_start_is_said(open_window):
     driver = open_window(wait=False)
 
-    def broken():
+    def broken(**_arguments):
         raise OSError("no libgomp")
 
     driver.session.bridge._factory = broken
@@ -737,7 +746,7 @@ def test_stop_right_after_sending(open_window):
 def test_a_library_that_cannot_be_read_is_said(open_window):
     script = ScriptedApi(Path())
 
-    def broken():
+    def broken(**_arguments):
         raise PermissionError("models")
 
     script.library_models = broken
@@ -873,12 +882,12 @@ def test_a_narrow_window_gives_the_room_to_the_conversation(open_window):
     driver.window.resize(560, 600)
     driver.qtbot.wait(20)
     assert not driver.window.chat_page.sidebar.isVisible()
-    assert not driver.window.chat_page.controls.isVisible()
+    assert not driver.window.chat_page.panel.isVisible()
     driver.click("sidebarToggle")
     assert driver.window.chat_page.sidebar.isVisible()
     driver.window.resize(1300, 700)
     driver.qtbot.wait(20)
-    assert driver.window.chat_page.controls.isVisible()
+    assert driver.window.chat_page.panel.isVisible()
 
 
 def test_damaged_settings_are_set_aside(open_window, tmp_path):

@@ -579,6 +579,23 @@ def test_a_conversation_is_rendered_and_its_content_is_no_control() -> None:
     assert Loop(model).count_tokens(messages) == len(encoded)
 
 
+def test_an_answer_goes_on_where_its_beginning_ends() -> None:
+    messages = (Message("user", "hi"),)
+    plain = toy().encode(messages).ids.tolist()
+    begun = toy().encode(messages, begin="So: <|im_end|>")
+    assert begun.ids.tolist()[: len(plain)] == plain
+    assert toy().tokenizer.decode(begun.ids.tolist()[len(plain) :], skip_special=False) == "So: <|im_end|>"
+    assert END not in begun.ids.tolist()[len(plain) :]
+    request = Request("r", messages, begin="So: ")
+    shown = Loop(toy()).prompt_tokens(request)
+    assert b"".join(token.token_bytes for token in shown).endswith(b"assistant\nSo: ")
+    assert [token.token_id for token in shown if token.control].count(END) == 1
+    model = toy(shape=saying(list(b"Hi"), after=len(shown)))
+    ear = ask(model, messages, begin="So: ")
+    assert (ear.done.text, ear.done.usage.prompt_tokens) == ("Hi", len(shown))
+    assert toy().encode("text", begin=" more").ids.tolist() == toy().encode("text more").ids.tolist()
+
+
 STRICT = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"

@@ -29,6 +29,7 @@ __all__ = [
     "Message",
     "Progress",
     "Prompt",
+    "PromptToken",
     "Request",
     "Role",
     "Started",
@@ -86,6 +87,8 @@ class Request:
         thinking, what follows that.
     thinking_tokens: thinking is ended after so many tokens; None lets it run.
     logit_bias: (token id, what is added to its logit) pairs.
+    begin: how the answer begins, part of the prompt and not of the answer's
+        text: to go on with an answer that was cut, or to lead it.
     """
 
     id: str
@@ -98,6 +101,16 @@ class Request:
     constraint: Constraint | None = None
     thinking_tokens: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    begin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptToken:
+    """A token of a prompt. control: it steers the model and is no text."""
+
+    token_id: int
+    token_bytes: bytes
+    control: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from engine.runtime.events import (
     Failed,
     FinishReason,
     Message,
+    PromptToken,
     Request,
     Started,
     TokenLogprob,
@@ -172,6 +173,16 @@ class Loop:
         """
         return self._model.encode(messages).ids.size
 
+    def prompt_tokens(self, request: Request) -> tuple[PromptToken, ...]:
+        """The prompt of a request token by token, as the model would be given it.
+
+        Raises:
+            InputError: it cannot be rendered
+        """
+        tokenizer = self._model.tokenizer
+        ids = self._model.encode(request.prompt, request.started, request.template, request.begin).ids.tolist()
+        return tuple(PromptToken(token, tokenizer.token_bytes(token), token in tokenizer.control_ids) for token in ids)
+
     # ------------------------------------------------------------ one step
 
     def step(self) -> bool:
@@ -252,7 +263,7 @@ class Loop:
         if request.logprobs is not None and not 0 <= request.logprobs <= _MOST_ALTERNATIVES:
             raise SettingError(f"logprobs must be between 0 and {_MOST_ALTERNATIVES}, not {request.logprobs}")
         added_s = self._clock()
-        prompt = self._model.encode(request.prompt, request.started, request.template)
+        prompt = self._model.encode(request.prompt, request.started, request.template, request.begin)
         self._scheduler.check(prompt.ids.size)
         sampling = request.sampling
         return _Answer(

@@ -162,13 +162,18 @@ class Model:
         return [self.dialect.tokens[mark] for mark in marks if mark in self.dialect.tokens]
 
     def encode(
-        self, prompt: Prompt, started: datetime | None = None, variables: Mapping[str, Any] | None = None
+        self,
+        prompt: Prompt,
+        started: datetime | None = None,
+        variables: Mapping[str, Any] | None = None,
+        begin: str = "",
     ) -> EncodedPrompt:
         """The prompt as token ids, at least one.
 
         started: when the conversation began, for templates that write the date. Without it they are told the
         present hour, so that the next prompts of a conversation mostly begin like this one.
         variables: more for the chat template. Tools are put in words for one that knows nothing of them.
+        begin: text of the answer that is there already.
 
         Raises:
             InputError: it is empty, or has ids that are no tokens
@@ -178,6 +183,7 @@ class Model:
         notices: tuple[str, ...] = ()
         ids: Sequence[int]
         if isinstance(prompt, str):
+            prompt += begin
             self._refuse_hopeless([Piece(prompt, is_content=False)])
             bos = self.tokenizer.bos_id
             begun = bos is not None and self.tokenizer.leading_control(prompt) == bos
@@ -190,10 +196,12 @@ class Model:
                 turns = spelled_out(turns, given.pop("tools", ()))
             taken, notices = repaired(turns, self.template)
             pieces = self.template.render(taken, started=started, **given)
+            pieces += [Piece(begin, is_content=True)] if begin else []
             self._refuse_hopeless(pieces)
             ids = self.tokenizer.encode_pieces(pieces, add_special_tokens=self.template.completion)
         else:
             ids = cast("tuple[int, ...]", prompt)
+            ids = [*ids, *self.tokenizer.encode(begin, add_special_tokens=False)] if begin else ids
         if not ids:
             raise InputError("the prompt is empty")
         for token in ids:

@@ -9,6 +9,7 @@ dragging give what was written.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from PySide6.QtCore import QEvent, QMimeData, Qt, Signal
 from PySide6.QtGui import QInputMethodEvent, QKeyEvent, QResizeEvent, QTextBlock, QTextCursor
@@ -29,10 +30,14 @@ _BREAK = _MARK + "\n"
 
 
 class Composer(QPlainTextEdit):
-    """Grows with its text. `sent` means: send what is here; `refused` says why a text was not taken."""
+    """Grows with its text. `sent` means: send what is here; `refused` says why a text was not taken.
+
+    files_pasted: files were copied elsewhere and pasted here
+    """
 
     sent = Signal()
     refused = Signal(str)
+    files_pasted = Signal(list)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -81,6 +86,10 @@ class Composer(QPlainTextEdit):
 
     @override
     def insertFromMimeData(self, source: QMimeData) -> None:
+        files = [Path(url.toLocalFile()) for url in source.urls() if url.isLocalFile()] if source.hasUrls() else []
+        if files and all(path.is_file() for path in files):
+            self.files_pasted.emit(files)
+            return
         self.insertPlainText(source.text().replace("\r\n", "\n").replace("\r", "\n"))
 
     @override

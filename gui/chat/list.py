@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from PySide6.QtCore import (
@@ -25,7 +27,6 @@ from PySide6.QtWidgets import (
     QAbstractItemView,
     QLineEdit,
     QListView,
-    QMenu,
     QStyle,
     QStyledItemDelegate,
     QStyleOptionViewItem,
@@ -35,71 +36,134 @@ from typing_extensions import override
 
 from gui.data.store import Conversation
 from gui.kit.i18n import tr
+from gui.kit.icons import paint_icon
 from gui.kit.theme import look
 
-__all__ = ["ChatList", "ChatListModel"]
+__all__ = ["ChatList", "ChatListModel", "Heading"]
 
 Index = QModelIndex | QPersistentModelIndex
 
 
-class ChatListModel(QAbstractListModel):
-    """Conversations in the order in which they are shown; some of them being answered."""
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A line above some conversations. folder: whose line it is, "" for a date; closed: they are not shown."""
 
-    ConversationRole = Qt.ItemDataRole.UserRole
+    text: str
+    folder: str = ""
+    closed: bool = False
+
+
+class ChatListModel(QAbstractListModel):
+    """Conversations in the order in which they are shown, under headings; some of them being answered."""
+
+    RowRole = Qt.ItemDataRole.UserRole
     RunningRole = Qt.ItemDataRole.UserRole + 1
 
-    def __init__(self, rename: Callable[[str, str], None]) -> None:
+    def __init__(self, rename: Callable[[str, str], None], closed: Iterable[str] = ()) -> None:
         super().__init__()
         self._rename = rename
+        self._closed = frozenset(closed)
+        self._grouped = True
         self.conversations: list[Conversation] = []
+        self.rows: list[Heading | Conversation] = []
         self.running: frozenset[str] = frozenset()
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 (Qt's signature)
-        """One row per conversation."""
-        return 0 if parent.isValid() else len(self.conversations)
+        """One row per conversation and heading."""
+        return 0 if parent.isValid() else len(self.rows)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         """The title, or the conversation itself."""
-        conversation = self.conversations[index.row()]
+        row = self.rows[index.row()]
+        if role == self.RowRole:
+            return row
+        if isinstance(row, Heading):
+            shown = {Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole}
+            return row.text if role in shown else None
         match role:
             case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.EditRole | Qt.ItemDataRole.AccessibleTextRole:
-                return conversation.title
+                return row.title
             case Qt.ItemDataRole.ToolTipRole:
-                return conversation.title
-            case self.ConversationRole:
-                return conversation
+                return row.title
             case self.RunningRole:
-                return conversation.id in self.running
+                return row.id in self.running
         return None
 
     def flags(self, index: Index) -> Qt.ItemFlag:
-        """Titles can be edited in place."""
+        """Titles can be edited in place; a date is only read."""
+        row = self.rows[index.row()] if index.isValid() else None
+        if isinstance(row, Heading):
+            return Qt.ItemFlag.ItemIsEnabled if row.folder else Qt.ItemFlag.NoItemFlags
         return super().flags(index) | Qt.ItemFlag.ItemIsEditable
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
         """A new title."""
-        if role != Qt.ItemDataRole.EditRole:
+        row = self.rows[index.row()]
+        if role != Qt.ItemDataRole.EditRole or isinstance(row, Heading):
             return False
-        self._rename(self.conversations[index.row()].id, str(value))
+        self._rename(row.id, str(value))
         return True
 
-    def show(self, conversations: list[Conversation]) -> None:
+    def show(self, conversations: list[Conversation], *, grouped: bool = True) -> None:
         """Show other conversations, or the same in another order."""
-        if [known.id for known in conversations] == [known.id for known in self.conversations]:
-            self.conversations = conversations
-            if conversations:
-                self.dataChanged.emit(self.index(0), self.index(len(conversations) - 1))
+        self.conversations = conversations
+        self._grouped = grouped
+        rows: list[Heading | Conversation] = []
+        rows += _grouped(conversations, self._closed) if grouped else conversations
+        if list(map(_identity, rows)) == list(map(_identity, self.rows)):
+            self.rows = rows
+            self._say_changed()
             return
         self.beginResetModel()
-        self.conversations = conversations
+        self.rows = rows
         self.endResetModel()
+
+    def close_folders(self, closed: Iterable[str]) -> None:
+        """Show only the headings of these folders."""
+        self._closed = frozenset(closed)
+        self.show(self.conversations, grouped=self._grouped)
 
     def mark_running(self, running: frozenset[str]) -> None:
         """These are being answered now."""
         if running != self.running:
             self.running = running
-            if self.conversations:
-                self.dataChanged.emit(self.index(0), self.index(len(self.conversations) - 1))
+            self._say_changed()
+
+    def _say_changed(self) -> None:
+        if self.rows:
+            self.dataChanged.emit(self.index(0), self.index(len(self.rows) - 1))
+
+
+def _identity(row: Heading | Conversation) -> object:
+    return row.id if isinstance(row, Conversation) else row
+
+
+def _grouped(conversations: Sequence[Conversation], closed: frozenset[str]) -> list[Heading | Conversation]:
+    """Pinned ones, then folders by name, then the rest by their age; each group under its heading."""
+    rows: list[Heading | Conversation] = []
+    pinned = [known for known in conversations if known.pinned]
+    if pinned:
+        rows += [Heading(tr("Pinned")), *pinned]
+    folders: dict[str, list[Conversation]] = {}
+    for known in conversations:
+        if known.folder and not known.pinned:
+            folders.setdefault(known.folder, []).append(known)
+    for folder, inside in sorted(folders.items(), key=lambda item: item[0].casefold()):
+        rows.append(Heading(folder, folder, folder in closed))
+        rows += [] if folder in closed else inside
+    today = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
+    day = 86_400
+    ages = ((today, tr("Today")), (today - day, tr("Yesterday")), (today - 6 * day, tr("The last seven days")))
+    said = ""
+    for known in conversations:
+        if known.pinned or known.folder:
+            continue
+        age = next((words for since, words in ages if known.changed_s >= since), tr("Older"))
+        if age != said:
+            rows.append(Heading(age))
+            said = age
+        rows.append(known)
+    return rows
 
 
 class _TitleEdit(QLineEdit):
@@ -118,14 +182,21 @@ class _Row(QStyledItemDelegate):
 
     @override
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
-        snippet = index.data(ChatListModel.ConversationRole).snippet
+        row = index.data(ChatListModel.RowRole)
+        if isinstance(row, Heading):
+            return QSize(120, look().px(12) + 20)
+        snippet = row.snippet
         return QSize(120, look().px(14) + 20 + (look().px(12) + 6 if snippet else 0))
 
     @override
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        conversation = index.data(ChatListModel.ConversationRole)
+        conversation = index.data(ChatListModel.RowRole)
+        if isinstance(conversation, Heading):
+            self._paint_heading(painter, option, conversation)
+            painter.restore()
+            return
         state, rect = option.state, QRect(option.rect).adjusted(0, 1, 0, -1)  # type: ignore[attr-defined]
         selected = bool(state & QStyle.StateFlag.State_Selected)
         if selected or state & QStyle.StateFlag.State_MouseOver:
@@ -158,6 +229,22 @@ class _Row(QStyledItemDelegate):
             painter.drawText(below, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, found)
         painter.restore()
 
+    @staticmethod
+    def _paint_heading(painter: QPainter, option: QStyleOptionViewItem, heading: Heading) -> None:
+        state, rect = option.state, QRect(option.rect)  # type: ignore[attr-defined]
+        inner = rect.adjusted(11, 8, -11, 0)
+        hot = bool(heading.folder) and bool(state & QStyle.StateFlag.State_MouseOver)
+        painter.setFont(look().font(12, bold=True))
+        painter.setPen(look().color("text" if hot else "muted"))
+        if heading.folder:
+            size = look().px(14)
+            middle = inner.center().y() - size / 2
+            sign = "right" if heading.closed else "chevron-down"
+            paint_icon(painter, sign, QRectF(inner.left() - 3, middle, size, size), "muted")
+            inner.setLeft(inner.left() + size + 2)
+        said = painter.fontMetrics().elidedText(heading.text, Qt.TextElideMode.ElideRight, inner.width())
+        painter.drawText(inner, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, said)
+
     @override
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
         editor = _TitleEdit(parent)
@@ -188,6 +275,8 @@ class ChatList(QListView):
 
     opened = Signal(str)
     remove_asked = Signal(str)
+    menu_asked = Signal(str, QPoint)
+    folder_toggled = Signal(str)
 
     def __init__(self, model: ChatListModel, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -207,37 +296,40 @@ class ChatList(QListView):
 
     def select(self, identity: str | None) -> None:
         """Mark the conversation in view."""
-        model = self._list()
-        for row, conversation in enumerate(model.conversations):
-            if conversation.id == identity:
-                index = model.index(row)
-                flags = QItemSelectionModel.SelectionFlag
-                self.selectionModel().setCurrentIndex(index, flags.ClearAndSelect)
-                return
-        self.selectionModel().clear()
+        index = self._index_of(identity)
+        if index.isValid():
+            self.selectionModel().setCurrentIndex(index, QItemSelectionModel.SelectionFlag.ClearAndSelect)
+        else:
+            self.selectionModel().clear()
 
-    def _list(self) -> ChatListModel:
+    def rename(self, identity: str) -> None:
+        """Edit a title in place."""
+        self.edit(self._index_of(identity))
+
+    def _index_of(self, identity: str | None) -> QModelIndex:
         model = self.model()
         assert isinstance(model, ChatListModel)
-        return model
+        for number, row in enumerate(model.rows):
+            if isinstance(row, Conversation) and row.id == identity:
+                return model.index(number)
+        return QModelIndex()
 
     def _open(self, index: QModelIndex) -> None:
-        self.opened.emit(index.data(ChatListModel.ConversationRole).id)
+        row = index.data(ChatListModel.RowRole)
+        if isinstance(row, Conversation):
+            self.opened.emit(row.id)
+        elif isinstance(row, Heading) and row.folder:
+            self.folder_toggled.emit(row.folder)
 
     @override
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Delete and self.currentIndex().isValid():
-            self.remove_asked.emit(self.currentIndex().data(ChatListModel.ConversationRole).id)
+        row = self.currentIndex().data(ChatListModel.RowRole) if self.currentIndex().isValid() else None
+        if event.key() == Qt.Key.Key_Delete and isinstance(row, Conversation):
+            self.remove_asked.emit(row.id)
         else:
             super().keyPressEvent(event)
 
     def _menu(self, place: QPoint) -> None:
-        index = self.indexAt(place)
-        if not index.isValid():
-            return
-        identity = index.data(ChatListModel.ConversationRole).id
-        menu = QMenu(self)
-        menu.addAction(tr("Rename")).triggered.connect(lambda: self.edit(index))
-        menu.addAction(tr("Delete…")).triggered.connect(lambda: self.remove_asked.emit(identity))
-        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.popup(self.viewport().mapToGlobal(place))
+        row = self.indexAt(place).data(ChatListModel.RowRole)
+        if isinstance(row, Conversation):
+            self.menu_asked.emit(row.id, self.viewport().mapToGlobal(place))

@@ -6,7 +6,7 @@ conversation in the background grows by the same rule as the one in view.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from gui.data.store import Message
 if TYPE_CHECKING:
     from engine import api
 
-__all__ = ["Activity", "ChatModel", "Turn", "advance"]
+__all__ = ["Activity", "ChatModel", "Turn", "advance", "with_versions"]
 
 Index = QModelIndex | QPersistentModelIndex
 
@@ -43,6 +43,9 @@ class Turn:
     activity: Activity | None = None
     notices: tuple[str, ...] = ()
     tokens: int = 0  # so far
+    begun: int = 0  # characters that were there before this answer began
+    version: int = 0  # which of the versions this is, from 0
+    versions: int = 1
 
     @property
     def growing(self) -> bool:
@@ -69,14 +72,27 @@ def advance(turn: Turn, event: api.Event) -> Turn:
                 tokens=turn.tokens + max(1, len(event.token_ids)),
             )
         case api.Done():
-            message = replace(
-                turn.message, content=event.text, state="done", reason=event.reason, facts=_facts(event.usage)
-            )
+            begun = turn.message.content[: turn.begun]
+            facts = _facts(event.usage)
+            if begun:
+                facts["completion_tokens"] += int(turn.message.facts.get("completion_tokens", 0))
+            message = replace(turn.message, content=begun + event.text, state="done", reason=event.reason, facts=facts)
             return replace(turn, message=message, activity=None, notices=event.notices)
         case api.Failed():
             content = turn.message.content or event.text
-            message = replace(turn.message, content=content, state="failed", reason=event.message)
+            facts = {"error": event.kind}
+            if event.needed_tokens:
+                facts |= {"needed_tokens": event.needed_tokens, "context_tokens": event.context_tokens}
+            message = replace(turn.message, content=content, state="failed", reason=event.message, facts=facts)
             return replace(turn, message=message, activity=None)
+
+
+def with_versions(turn: Turn, siblings: Mapping[tuple[str | None, str], Sequence[str]]) -> Turn:
+    """The turn, knowing which of how many versions it is."""
+    same = siblings.get((turn.message.parent, turn.message.role), ())
+    if turn.message.id not in same:
+        return turn
+    return replace(turn, version=same.index(turn.message.id), versions=len(same))
 
 
 def _facts(usage: api.Usage) -> dict[str, Any]:
@@ -131,10 +147,19 @@ class ChatModel(QAbstractListModel):
             del self.turns[row:]
             self.endRemoveRows()
 
+    def renumber(self, siblings: Mapping[tuple[str | None, str], Sequence[str]]) -> None:
+        """Say of each turn which of how many versions it is."""
+        for row, turn in enumerate(self.turns):
+            numbered = with_versions(turn, siblings)
+            if numbered != turn:
+                self.turns[row] = numbered
+                self.dataChanged.emit(self.index(row), self.index(row))
+
     def put(self, turn: Turn) -> None:
         """Replace the turn of the same identity, if it is in view."""
         for row in range(len(self.turns) - 1, -1, -1):
             if self.turns[row].message.id == turn.message.id:
-                self.turns[row] = turn
+                known = self.turns[row]
+                self.turns[row] = replace(turn, version=known.version, versions=known.versions)
                 self.dataChanged.emit(self.index(row), self.index(row))
                 return

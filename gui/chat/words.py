@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from gui.chat.turns import Turn
+from gui.data.history import thought_of
 from gui.kit.i18n import tr
-from gui.kit.words import count_words, duration_words
+from gui.kit.words import count_words, duration_words, error_words
 
-__all__ = ["activity_words", "answer_facts", "ending_words"]
+__all__ = ["activity_words", "answer_facts", "answer_table", "can_continue", "ending_words", "thought_words"]
 
 
 def activity_words(turn: Turn | None) -> tuple[str, float | None]:
@@ -41,7 +42,7 @@ def ending_words(turn: Turn) -> tuple[str, bool]:
     if message.state == "interrupted":
         said = tr("Interrupted: Inglenook ended while this was being written.")
     elif message.state == "failed":
-        said, serious = message.reason, True
+        said, serious = error_words(str(message.facts.get("error", "")), message.reason, message.facts), True
     elif message.reason == "length":
         said = tr("Ended at the longest answer allowed ({count} tokens); the limit is among the controls.",
                   count=count_words(int(message.facts.get("completion_tokens", 0))))  # fmt: skip
@@ -49,18 +50,72 @@ def ending_words(turn: Turn) -> tuple[str, bool]:
         said = tr("Ended because the context is full.")
     elif message.reason == "cancelled":
         said = tr("Stopped.")
+    elif message.reason == "edited":
+        said = tr("Edited by you.")
     return "\n".join(filter(None, (said, *turn.notices))), serious
 
 
-def answer_facts(turn: Turn) -> str:
-    """Tokens, speed and waiting time of a finished answer."""
+def can_continue(turn: Turn) -> bool:
+    """Whether an answer ended before its end."""
+    message = turn.message
+    if not message.content or turn.growing:
+        return False
+    return message.state in {"interrupted", "failed"} or message.reason in {"length", "cancelled", "edited"}
+
+
+def thought_words(turn: Turn) -> str:
+    """How long the model thought, or that it is thinking."""
+    thought = thought_of(turn.message.content)
+    if thought is not None and thought.open and turn.growing:
+        return tr("Thinking… {count} tokens so far", count=count_words(turn.tokens))
+    seconds = turn.message.facts.get("thought_s")
+    return tr("Thought for {time}", time=duration_words(float(seconds))) if seconds else tr("Thoughts")
+
+
+def answer_facts(turn: Turn, *, last: bool) -> str:
+    """What a finished answer took. The speed of the last one stands below the message box already."""
     facts = turn.message.facts
     tokens = int(facts.get("completion_tokens", 0))
     if not tokens:
         return ""
     said = [tr("{count} tokens", count=count_words(tokens))]
-    if facts.get("decode_tps"):
+    if facts.get("decode_tps") and not last:
         said.append(tr("{speed} tokens/s", speed=f"{facts['decode_tps']:.1f}"))
+    if facts.get("prefill_tps"):
+        said.append(tr("read {count} at {speed} tokens/s",
+                       count=count_words(int(facts["prompt_tokens"]) - int(facts.get("cached_tokens", 0))),
+                       speed=f"{facts['prefill_tps']:.0f}"))  # fmt: skip
     if "first_s" in facts:
         said.append(tr("first after {time} s", time=f"{facts['first_s']:.1f}"))
     return " · ".join(said)
+
+
+def answer_table(turn: Turn) -> str:
+    """Everything that was measured of an answer, line by line."""
+    facts = turn.message.facts
+    if not facts.get("completion_tokens"):
+        return ""
+    reasons = {
+        "stop": tr("the model ended it"),
+        "length": tr("the longest answer allowed"),
+        "context": tr("the context was full"),
+        "cancelled": tr("stopped by you"),
+    }
+    lines = [tr("Tokens written: {count}", count=count_words(int(facts["completion_tokens"])))]
+    if "prompt_tokens" in facts:
+        lines.append(
+            tr(
+                "Tokens read: {count}, of which {cached} were known from before",
+                count=count_words(int(facts["prompt_tokens"])),
+                cached=count_words(int(facts.get("cached_tokens", 0))),
+            )
+        )
+    if facts.get("prefill_tps"):
+        lines.append(tr("Speed of reading: {speed} tokens/s", speed=f"{facts['prefill_tps']:.1f}"))
+    if facts.get("decode_tps"):
+        lines.append(tr("Speed of writing: {speed} tokens/s", speed=f"{facts['decode_tps']:.1f}"))
+    if "first_s" in facts:
+        lines.append(tr("First text after: {time} s", time=f"{facts['first_s']:.2f}"))
+    if turn.message.reason in reasons:
+        lines.append(tr("Why it ended: {reason}", reason=reasons[turn.message.reason]))
+    return "\n".join(lines)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QMimeData, QUrl
 
+from gui.data.attachments import AttachmentError, can_attach, read_attachment
 from gui.kit.i18n import tr
 
 __all__ = ["Drop", "accepts", "read_drop", "read_paths"]
@@ -15,15 +16,16 @@ __all__ = ["Drop", "accepts", "read_drop", "read_paths"]
 _MODEL_FILES = {".nook", ".gguf"}
 _PARTS_OF_MODELS = {".safetensors", ".json", ".bin", ".model", ".jinja"}
 _TEXTS = {".txt", ".md"}
-_TEXT_LIMIT_BYTES = 200_000
+_INSERTED_BYTES = 8_000  # a longer text is attached
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One of these is set: a model's folder or file, a text, or a sentence why neither was found."""
+    """One of these is set: a model's folder or file, a text, files to attach, or a sentence why none was found."""
 
     model: Path | None = None
     text: str = ""
+    files: tuple[Path, ...] = ()
     refusal: str = ""
 
 
@@ -56,9 +58,12 @@ def read_paths(paths: Sequence[Path]) -> Drop:
     if models:
         return Drop(model=models[0])
     path = paths[0]
-    if path.suffix.lower() in _TEXTS:
+    if len(paths) == 1 and path.suffix.lower() in _TEXTS:
         return _read_text(path)
-    return Drop(refusal=tr("{name} is not a model Inglenook knows; drop the model's folder.", name=path.name))
+    strange = next((path for path in paths if not can_attach(path)), None)
+    if strange is None:
+        return Drop(files=tuple(paths))
+    return Drop(refusal=tr("{name} is not a model Inglenook knows; drop the model's folder.", name=strange.name))
 
 
 def _path(url: QUrl) -> Path:
@@ -75,11 +80,12 @@ def _model_of(path: Path) -> Path | None:
 
 
 def _read_text(path: Path) -> Drop:
+    """A short text is put into the message box as it is."""
     try:
-        if path.stat().st_size > _TEXT_LIMIT_BYTES:
-            return Drop(refusal=tr("{name} is too long for a message.", name=path.name))
-        return Drop(text=path.read_text("utf-8-sig"))
-    except UnicodeDecodeError:
-        return Drop(refusal=tr("{name} is not UTF-8 text.", name=path.name))
+        if path.stat().st_size > _INSERTED_BYTES:
+            return Drop(files=(path,))
+        return Drop(text=read_attachment(path).text)
+    except AttachmentError as error:
+        return Drop(refusal=str(error))
     except OSError as error:
         return Drop(refusal=tr("{name} cannot be read: {reason}.", name=path.name, reason=error.strerror))

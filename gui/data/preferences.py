@@ -29,6 +29,9 @@ class Preferences(BaseModel):
     sampling: only what the user changed; the rest comes from the model.
     loading: the model being loaded; still there at the next start when loading ended in a crash.
     draft: what was typed into a conversation that does not exist yet.
+    system: the system prompt that new conversations begin with.
+    presets: the user's own, by name. shortcuts: those that were changed, by action.
+    greeted: the first start was gone through.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -42,11 +45,18 @@ class Preferences(BaseModel):
         ),
     ] = "system"
     theme: Annotated[
-        Literal["system", "light", "dark"],
+        Literal["system", "light", "dark", "contrast"],
         Field(
             title="Theme",
-            description="Light or dark colours.",
-            json_schema_extra={"labels": {"system": "As the system", "light": "Light", "dark": "Dark"}},
+            description="Light or dark colours, or the strongest contrast.",
+            json_schema_extra={
+                "labels": {
+                    "system": "As the system",
+                    "light": "Light",
+                    "dark": "Dark",
+                    "contrast": "High contrast",
+                }
+            },
         ),
     ] = "system"
     text_size: Annotated[
@@ -70,8 +80,30 @@ class Preferences(BaseModel):
         bool,
         Field(title="Streaming", description="Show the answer while it is written; off: when it is complete."),
     ] = True
+    keep_probabilities: Annotated[
+        bool,
+        Field(
+            title="Keep token probabilities",
+            description="Answers remember how likely each token was, for the token view; slightly slower.",
+        ),
+    ] = False
+    leave_free: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=64,
+            title="Leave cores free",
+            description="This many cores are left to other programs; 0 uses all.",
+            json_schema_extra={"step": 1},
+        ),
+    ] = 0
     controls_open: bool = True
     sampling: dict[str, Any] = Field(default_factory=dict)
+    system: str = ""
+    presets: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    shortcuts: dict[str, str] = Field(default_factory=dict)
+    closed_folders: list[str] = Field(default_factory=list)
+    greeted: bool = False
     engine: EngineSettings = Field(default_factory=EngineSettings)
     model: str = ""
     loading: str = ""

@@ -18,65 +18,46 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 from uuid import uuid4
 
-__all__ = ["SCHEMA", "Conversation", "Message", "State", "Store", "StoreError", "new_id"]
+from gui.data.rescue import copy_of, keep_copy, put_aside, restore, salvage
+from gui.data.schema import MEMORY, SCHEMA, StoreError, decoded, is_damage, opened, transaction
+
+__all__ = [
+    "MEMORY",
+    "SCHEMA",
+    "Attached",
+    "Conversation",
+    "Message",
+    "State",
+    "Store",
+    "StoreError",
+    "new_id",
+]
 
 _log = logging.getLogger(__name__)
 
-SCHEMA = 1
-MEMORY = ":memory:"  # the path of a store that is not kept
-_APPLICATION_ID = 0x494E474C  # "INGL"
-_BUSY_S = 2.0
+_CLOSING_S = 1.5  # the copy made at the end takes no longer
 
 State = Literal["done", "growing", "interrupted", "failed"]
 
-_TABLES = """
-CREATE TABLE conversation (
-    number INTEGER PRIMARY KEY,
-    id TEXT NOT NULL UNIQUE,
-    title TEXT NOT NULL DEFAULT '',
-    head TEXT,
-    draft TEXT NOT NULL DEFAULT '',
-    system TEXT NOT NULL DEFAULT '',
-    pinned INTEGER NOT NULL DEFAULT 0,
-    created_s REAL NOT NULL,
-    changed_s REAL NOT NULL
-) STRICT;
-CREATE TABLE message (
-    number INTEGER PRIMARY KEY,
-    id TEXT NOT NULL UNIQUE,
-    conversation TEXT NOT NULL REFERENCES conversation (id) ON DELETE CASCADE,
-    parent TEXT REFERENCES message (id) ON DELETE CASCADE,
-    role TEXT NOT NULL,
-    content TEXT NOT NULL DEFAULT '',
-    state TEXT NOT NULL,
-    reason TEXT NOT NULL DEFAULT '',
-    model TEXT NOT NULL DEFAULT '',
-    facts TEXT NOT NULL DEFAULT '{}',
-    created_s REAL NOT NULL
-) STRICT;
-CREATE INDEX message_of_conversation ON message (conversation);
-CREATE INDEX message_of_parent ON message (parent);
-CREATE TABLE piece (
-    number INTEGER PRIMARY KEY,
-    message TEXT NOT NULL REFERENCES message (id) ON DELETE CASCADE,
-    content TEXT NOT NULL
-) STRICT;
-CREATE INDEX piece_of_message ON piece (message);
-CREATE VIRTUAL TABLE message_text USING fts5 (content, content='message', content_rowid='number', tokenize='trigram');
-"""
-
-
-class StoreError(Exception):
-    """The conversations cannot be opened or written; one sentence for the user."""
+_CONVERSATION = "c.id, c.title, c.head, c.draft, c.pinned, c.changed_s, c.folder, c.system, c.settings"
+_MESSAGE = (
+    "m.id, m.conversation, m.parent, m.role, m.content, m.state, m.reason, m.model, m.facts, m.created_s, m.attached"
+)
+_CONVERSATIONS = f"SELECT {_CONVERSATION} FROM conversation c"  # noqa: S608 (our own columns)
+_MESSAGES = f"SELECT {_MESSAGE} FROM"
+_LINE_UP = (
+    "WITH RECURSIVE line (id, depth) AS (SELECT ?, 0 UNION ALL"
+    " SELECT m.parent, depth + 1 FROM message m JOIN line ON m.id = line.id WHERE m.parent IS NOT NULL)"
+)
+_COLUMNS = {"title", "head", "draft", "pinned", "folder", "system", "settings"}
 
 
 def new_id() -> str:
@@ -86,7 +67,11 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One entry of the list. `snippet` is filled by a search."""
+    """One entry of the list.
+
+    settings: what was chosen for this conversation (plain JSON values). snippet is filled by a search.
+    temporary: it lives in memory alone.
+    """
 
     id: str
     title: str = ""
@@ -94,7 +79,19 @@ class Conversation:
     draft: str = ""
     pinned: bool = False
     changed_s: float = 0.0
+    folder: str = ""
+    system: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
     snippet: str = ""
+    temporary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A file's text that goes with a message."""
+
+    name: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +107,15 @@ class Message:
     reason: str = ""
     model: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+    created_s: float = 0.0
+    attached: tuple[Attached, ...] = ()
 
 
 class Store:
     """The open file.
 
-    notice: what had to be said at opening ("" when nothing): a damaged file was set aside, or
-        the file cannot be used and this session's conversations live in memory only.
-    aside: where a damaged file was put
+    aside: where a damaged file was put. rescued: conversations came back from its copy or from itself.
+    cut_off: how many answers a crash had cut off.
     on_failure: called on the writer thread with one sentence when a write fails
     """
 
@@ -129,30 +127,38 @@ class Store:
         """
         self.path = path
         self.aside: Path | None = None
+        self.rescued = False
         self._on_failure = on_failure
-        self._writer, self._reader = self._open(path)
+        self._kept = str(path) != MEMORY
+        earlier = self._kept and path.is_file() and path.stat().st_size > 0
+        self._writer, self._reader, self.cut_off = self._open(path)
+        self._changed = False
+        self._stop = threading.Event()
+        self._copying: threading.Thread | None = None
         self._jobs: SimpleQueue[tuple[Callable[[sqlite3.Connection], Any], Future[Any]] | None] = SimpleQueue()
         self._last: Future[Any] | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="store", daemon=True)
         self._thread.start()
+        if earlier and _is_newer(path, copy_of(path)):
+            self._copying = threading.Thread(
+                target=keep_copy, args=(path, lambda: not self._stop.is_set()), name="store copy", daemon=True
+            )
+            self._copying.start()
 
     # ---- conversations
 
     def conversations(self, limit: int = 100_000) -> list[Conversation]:
         """All of them, pinned first, then the latest first."""
         rows = self._read(
-            "SELECT id, title, head, draft, pinned, changed_s FROM conversation"
-            " ORDER BY pinned DESC, changed_s DESC, number DESC LIMIT ?",
+            f"{_CONVERSATIONS} ORDER BY pinned DESC, changed_s DESC, number DESC LIMIT ?",
             (limit,),
         )
         return [_conversation(row) for row in rows]
 
     def conversation(self, identity: str) -> Conversation | None:
         """One of them, or None."""
-        rows = self._read(
-            "SELECT id, title, head, draft, pinned, changed_s FROM conversation WHERE id = ?", (identity,)
-        )
+        rows = self._read(f"{_CONVERSATIONS} WHERE id = ?", (identity,))
         return _conversation(rows[0]) if rows else None
 
     def search(self, query: str, limit: int = 200) -> list[Conversation]:
@@ -178,48 +184,52 @@ class Store:
             # No value is in the text; only how many words there are.
             f"WITH hit AS MATERIALIZED (SELECT m.conversation, max(m.number) AS number FROM {source}"  # noqa: S608
             f" WHERE m.state != 'growing' AND {' AND '.join(tests)} GROUP BY m.conversation)"
-            " SELECT c.id, c.title, c.head, c.draft, c.pinned, c.changed_s,"
-            " (SELECT content FROM message WHERE number = hit.number)"
+            f" SELECT {_CONVERSATION}, (SELECT content FROM message WHERE number = hit.number)"
             " FROM conversation c LEFT JOIN hit ON hit.conversation = c.id"
             f" WHERE hit.number IS NOT NULL OR ({title_test}) ORDER BY c.changed_s DESC LIMIT ?",
             (*values, *likes, limit),
         )
-        return [_conversation(row, _snippet(row[6] or "", words)) for row in rows]
+        return [_conversation(row, _snippet(row[-1] or "", words)) for row in rows]
 
-    def create(self, identity: str, title: str = "") -> Future[Any]:
-        """A new, empty conversation."""
+    def create(self, identity: str, title: str = "", **values: Any) -> Future[Any]:
+        """A new, empty conversation; `values` as for `change`."""
         now = time.time()
-        return self._write(
-            lambda db: db.execute(
+
+        def job(db: sqlite3.Connection) -> None:
+            db.execute(
                 "INSERT INTO conversation (id, title, created_s, changed_s) VALUES (?, ?, ?, ?)",
                 (identity, _storable(title), now, now),
             )
-        )
+            _change(db, identity, values)
 
-    def rename(self, identity: str, title: str) -> Future[Any]:
-        """Give a conversation another title."""
-        return self._write(
-            lambda db: db.execute("UPDATE conversation SET title = ? WHERE id = ?", (_storable(title), identity))
-        )
+        return self._write(job)
 
-    def keep_draft(self, identity: str, draft: str) -> Future[Any]:
-        """Keep what was typed and not sent."""
-        return self._write(
-            lambda db: db.execute("UPDATE conversation SET draft = ? WHERE id = ?", (_storable(draft), identity))
-        )
+    def change(self, identity: str, **values: Any) -> Future[Any]:
+        """Change title, head, draft, pinned, folder, system or settings of a conversation."""
+        return self._write(lambda db: _change(db, identity, values))
 
     def remove(self, identity: str) -> Future[Any]:
         """Delete a conversation with all its messages."""
 
         def job(db: sqlite3.Connection) -> None:
-            rows = db.execute(
-                "SELECT number, content FROM message WHERE conversation = ? AND state != 'growing'", (identity,)
-            )
-            for number, content in rows.fetchall():
-                db.execute(
-                    "INSERT INTO message_text (message_text, rowid, content) VALUES ('delete', ?, ?)", (number, content)
-                )
+            _forget_text(db, "conversation = ?", (identity,))
             db.execute("DELETE FROM conversation WHERE id = ?", (identity,))
+
+        return self._write(job)
+
+    def insert(self, conversation: Conversation, messages: Sequence[Message]) -> Future[Any]:
+        """A whole conversation at once: a copy, or one that was read from a file. Parents come before children."""
+        now = time.time()
+
+        def job(db: sqlite3.Connection) -> None:
+            db.execute(
+                "INSERT INTO conversation (id, title, created_s, changed_s) VALUES (?, ?, ?, ?)",
+                (conversation.id, _storable(conversation.title), now, conversation.changed_s or now),
+            )
+            for message in messages:
+                _add(db, message, message.created_s or now)
+            names = ("head", "draft", "pinned", "folder", "system", "settings")
+            _change(db, conversation.id, {name: getattr(conversation, name) for name in names})
 
         return self._write(job)
 
@@ -228,13 +238,24 @@ class Store:
     def branch(self, conversation: Conversation) -> list[Message]:
         """The messages from the root to the head, in order."""
         rows = self._read(
-            "WITH RECURSIVE line (id, depth) AS (SELECT ?, 0 UNION ALL"
-            " SELECT m.parent, depth + 1 FROM message m JOIN line ON m.id = line.id WHERE m.parent IS NOT NULL)"
-            " SELECT m.id, m.conversation, m.parent, m.role, m.content, m.state, m.reason, m.model, m.facts"
-            " FROM line JOIN message m ON m.id = line.id ORDER BY depth DESC",
+            f"{_LINE_UP} {_MESSAGES} line JOIN message m ON m.id = line.id ORDER BY depth DESC",
             (conversation.head,),
         )
         return [_message(row) for row in rows]
+
+    def tree(self, conversation: str) -> list[Message]:
+        """All messages of a conversation, parents before children."""
+        rows = self._read(f"{_MESSAGES} message m WHERE conversation = ? ORDER BY number", (conversation,))
+        return [_message(row) for row in rows]
+
+    def siblings(self, conversation: str) -> dict[tuple[str | None, str], list[str]]:
+        """The ids of messages of one role that follow the same parent, oldest first: versions of each other."""
+        found: dict[tuple[str | None, str], list[str]] = {}
+        for identity, parent, role in self._read(
+            "SELECT id, parent, role FROM message WHERE conversation = ? ORDER BY number", (conversation,)
+        ):
+            found.setdefault((parent, role), []).append(identity)
+        return found
 
     def versions(self, message: Message) -> list[str]:
         """The ids of all messages that answer the same parent, oldest first."""
@@ -244,36 +265,38 @@ class Store:
         )
         return [row[0] for row in rows]
 
+    def leaf_below(self, identity: str) -> str:
+        """The end of the latest line of messages that goes through a message."""
+        rows = self._read(
+            "WITH RECURSIVE line (id, depth) AS (SELECT ?, 0 UNION ALL"
+            " SELECT (SELECT m.id FROM message m WHERE m.parent = line.id ORDER BY m.number DESC LIMIT 1), depth + 1"
+            " FROM line WHERE line.id IS NOT NULL)"
+            " SELECT id FROM line WHERE id IS NOT NULL ORDER BY depth DESC LIMIT 1",
+            (identity,),
+        )
+        return str(rows[0][0]) if rows else identity
+
     def add(self, message: Message) -> Future[Any]:
         """Add a message and make it the head of its conversation.
 
-        A growing message (`state="growing"`) starts empty; `grow` and `finish` follow.
+        A growing message (`state="growing"`) starts with what its content is; `grow` and `finish` follow.
         """
         now = time.time()
 
         def job(db: sqlite3.Connection) -> None:
-            content = _storable(message.content)
-            number = db.execute(
-                "INSERT INTO message (id, conversation, parent, role, content, state, reason, model, facts, created_s)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    message.id,
-                    message.conversation,
-                    message.parent,
-                    message.role,
-                    content,
-                    message.state,
-                    message.reason,
-                    message.model,
-                    json.dumps(message.facts),
-                    now,
-                ),
-            ).lastrowid
-            if message.state != "growing":
-                db.execute("INSERT INTO message_text (rowid, content) VALUES (?, ?)", (number, content))
+            _add(db, message, now)
             db.execute(
                 "UPDATE conversation SET head = ?, changed_s = ? WHERE id = ?", (message.id, now, message.conversation)
             )
+
+        return self._write(job)
+
+    def resume(self, message: Message) -> Future[Any]:
+        """A finished message grows again."""
+
+        def job(db: sqlite3.Connection) -> None:
+            _forget_text(db, "id = ?", (message.id,))
+            db.execute("UPDATE message SET state = 'growing' WHERE id = ?", (message.id,))
 
         return self._write(job)
 
@@ -286,6 +309,34 @@ class Store:
     def finish(self, message: Message) -> Future[Any]:
         """A growing message has its final content and state."""
         return self._write(lambda db: _finish(db, message))
+
+    def remove_message(self, identity: str) -> Future[Any]:
+        """Delete a message and all that follows it; the head goes to what stood before it."""
+
+        def job(db: sqlite3.Connection) -> None:
+            row = db.execute("SELECT conversation, parent FROM message WHERE id = ?", (identity,)).fetchone()
+            if row is None:
+                return
+            below = (
+                "id IN (WITH RECURSIVE below (id) AS (SELECT ? UNION ALL"
+                " SELECT m.id FROM message m JOIN below ON m.parent = below.id) SELECT id FROM below)"
+            )
+            _forget_text(db, below, (identity,))
+            db.execute("DELETE FROM message WHERE id = ?", (identity,))
+            db.execute("UPDATE conversation SET head = ? WHERE id = ?", (row[1], row[0]))
+
+        return self._write(job)
+
+    def keep_trace(self, identity: str, tokens: str) -> Future[Any]:
+        """Keep the probabilities of an answer's tokens (JSON)."""
+        return self._write(
+            lambda db: db.execute("INSERT OR REPLACE INTO trace (message, tokens) VALUES (?, ?)", (identity, tokens))
+        )
+
+    def trace(self, identity: str) -> Any:
+        """What `keep_trace` kept, read; None when there is nothing."""
+        rows = self._read("SELECT tokens FROM trace WHERE message = ?", (identity,))
+        return decoded(rows[0][0]) if rows else None
 
     # ---- the file
 
@@ -301,12 +352,15 @@ class Store:
         return True
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Write what is waiting and close the file."""
+        """Write what is waiting, bring the copy up to date and close the file."""
         if self._closed:
             return
         self._closed = True
+        self._stop.set()
         self._jobs.put(None)
         self._thread.join(timeout_s)
+        if self._copying is not None:
+            self._copying.join(timeout_s)
         self._reader.close()
 
     def _read(self, sql: str, values: tuple[Any, ...]) -> list[Any]:
@@ -332,13 +386,14 @@ class Store:
         while (entry := self._jobs.get()) is not None:
             job, result = entry
             try:
-                with _transaction(database):
+                with transaction(database):
                     job(database)
             except sqlite3.Error as error:
                 _log.exception("writing conversations")
                 self._on_failure(str(error))
                 result.set_exception(StoreError(str(error)))
             else:
+                self._changed = True
                 result.set_result(None)
         try:
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -346,102 +401,68 @@ class Store:
         except sqlite3.Error:
             _log.exception("closing conversations")
         database.close()
+        if self._changed and self._kept:
+            until_s = time.monotonic() + _CLOSING_S
+            keep_copy(self.path, lambda: time.monotonic() < until_s)
 
-    def _open(self, path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+    def _open(self, path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection, int]:
+        if self._kept and path.is_file() and path.stat().st_size == 0 and restore(path):
+            self.rescued = True
         try:
-            return _opened(path)
+            return opened(path)
         except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
+            if not is_damage(error):
                 raise StoreError(f"{path} cannot be opened ({error}).") from error
-        self.aside = _put_aside(path)
+        self.aside = put_aside(path)
+        self.rescued = restore(path)
         try:
-            return _opened(path)
+            writer, reader, cut_off = opened(path)
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{path} cannot be opened ({error}).") from error
+        try:
+            self.rescued = salvage(self.aside, writer) > 0 or self.rescued
+        except sqlite3.Error:
+            _log.exception("reading the damaged conversations")
+        return writer, reader, cut_off
 
 
-class _DamagedError(sqlite3.DatabaseError):
-    """`PRAGMA quick_check` found something."""
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    code = getattr(error, "sqlite_errorcode", None)
-    return isinstance(error, _DamagedError) or code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-
-
-def _put_aside(path: Path) -> Path:
-    """Rename a damaged file (with its journal) to a free name beside it."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    aside = path.with_name(f"{path.stem}.damaged-{stamp}{path.suffix}")
-    count = 1
-    while aside.exists():
-        count += 1
-        aside = path.with_name(f"{path.stem}.damaged-{stamp}-{count}{path.suffix}")
-    for ending in ("", "-wal", "-shm"):
-        file = path.with_name(path.name + ending)
-        if file.exists():
-            file.replace(aside.with_name(aside.name + ending))
-    return aside
-
-
-def _opened(path: Path) -> tuple[sqlite3.Connection, sqlite3.Connection]:
-    """A connection for the writer thread and one for reading, on a checked and current file."""
-    writer = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+def _is_newer(path: Path, copy: Path) -> bool:
+    """Whether the file was written after its copy was made."""
     try:
-        fresh = _is_fresh(writer, path)
-        # In memory mode and on some network shares there is no WAL; the rollback journal is as safe.
-        writer.execute("PRAGMA journal_mode = WAL")
-        writer.execute("PRAGMA synchronous = FULL")  # a message that is said to be kept survives a power cut
-        writer.execute("PRAGMA foreign_keys = ON")
-        if fresh:
-            with _transaction(writer):
-                for statement in _TABLES.split(";\n"):
-                    writer.execute(statement)
-                writer.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                writer.execute(f"PRAGMA user_version = {SCHEMA}")
-        else:
-            _check(writer)
-        _recover(writer)
-        if str(path) == MEMORY:
-            return writer, writer
-        reader = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-        reader.execute("PRAGMA query_only = ON")
-    except BaseException:
-        writer.close()
-        raise
-    return writer, reader
+        return not copy.exists() or path.stat().st_mtime > copy.stat().st_mtime + 1
+    except OSError:
+        return False
 
 
-def _is_fresh(database: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file is still without tables; refuses one that is not ours to write."""
-    version = database.execute("PRAGMA user_version").fetchone()[0]
-    if version > SCHEMA:
-        raise StoreError(
-            f"{path} was written by a newer version of Inglenook (its format is {version}; this one knows {SCHEMA});"
-            " install that version to see these conversations."
-        )
-    if version == 0 and database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise StoreError(f"{path} is a database of another program; move it away.")
-    return bool(version == 0)
+def _change(database: sqlite3.Connection, identity: str, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        assert name in _COLUMNS, name
+        kept = json.dumps(value) if isinstance(value, dict) else _storable(value) if isinstance(value, str) else value
+        database.execute(f"UPDATE conversation SET {name} = ? WHERE id = ?", (kept, identity))  # noqa: S608 (checked)
 
 
-def _check(database: sqlite3.Connection) -> None:
-    found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if found != "ok":
-        raise _DamagedError(found)
-
-
-def _recover(database: sqlite3.Connection) -> None:
-    """Answers that a crash cut off keep what was saved of them and are marked."""
-    rows = database.execute(
-        "SELECT m.id, m.conversation, m.parent, m.role,"
-        " coalesce((SELECT group_concat(content, '') FROM (SELECT content FROM piece WHERE message = m.id"
-        " ORDER BY number)), ''), 'interrupted', 'crash', m.model, m.facts FROM message m WHERE m.state = 'growing'"
-    ).fetchall()
-    if rows:
-        with _transaction(database):
-            for row in rows:
-                _finish(database, _message(row))
+def _add(database: sqlite3.Connection, message: Message, created_s: float) -> None:
+    content = _storable(message.content)
+    number = database.execute(
+        "INSERT INTO message"
+        " (id, conversation, parent, role, content, state, reason, model, facts, created_s, attached)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            message.id,
+            message.conversation,
+            message.parent,
+            message.role,
+            content,
+            message.state,
+            message.reason,
+            message.model,
+            json.dumps(message.facts),
+            created_s,
+            json.dumps([asdict(file) for file in message.attached]),
+        ),
+    ).lastrowid
+    if message.state != "growing":
+        database.execute("INSERT INTO message_text (rowid, content) VALUES (?, ?)", (number, content))
 
 
 def _finish(database: sqlite3.Connection, message: Message) -> None:
@@ -458,17 +479,13 @@ def _finish(database: sqlite3.Connection, message: Message) -> None:
     database.execute("UPDATE conversation SET changed_s = ? WHERE id = ?", (time.time(), message.conversation))
 
 
-@contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        with closing(database.cursor()) as cursor:
-            if database.in_transaction:
-                cursor.execute("ROLLBACK")
-        raise
-    database.execute("COMMIT")
+def _forget_text(database: sqlite3.Connection, test: str, values: Iterable[Any]) -> None:
+    """Take messages out of the full-text index, before they go or grow."""
+    rows = database.execute(
+        f"SELECT number, content FROM message WHERE {test} AND state != 'growing'",  # noqa: S608 (one of our tests)
+        tuple(values),
+    ).fetchall()
+    database.executemany("INSERT INTO message_text (message_text, rowid, content) VALUES ('delete', ?, ?)", rows)
 
 
 def _storable(text: str) -> str:
@@ -492,10 +509,36 @@ def _snippet(content: str, words: list[str], width: int = 60) -> str:
 
 
 def _conversation(row: tuple[Any, ...], snippet: str = "") -> Conversation:
-    identity, title, head, draft, pinned, changed_s = row[:6]
-    return Conversation(identity, title, head, draft, bool(pinned), changed_s, snippet)
+    identity, title, head, draft, pinned, changed_s, folder, system, settings = row[:9]
+    chosen = decoded(settings)
+    return Conversation(
+        identity,
+        title,
+        head,
+        draft,
+        bool(pinned),
+        changed_s,
+        folder,
+        system,
+        chosen if isinstance(chosen, dict) else {},
+        snippet,
+    )
 
 
 def _message(row: tuple[Any, ...]) -> Message:
-    identity, conversation, parent, role, content, state, reason, model, facts = row
-    return Message(identity, conversation, parent, role, content, state, reason, model, json.loads(facts))
+    identity, conversation, parent, role, content, state, reason, model, facts, created_s, attached = row
+    known = decoded(facts)
+    files = decoded(attached)
+    return Message(
+        identity,
+        conversation,
+        parent,
+        role,
+        content,
+        state,
+        reason,
+        model,
+        known if isinstance(known, dict) else {},
+        created_s,
+        tuple(Attached(file["name"], file["text"]) for file in files) if isinstance(files, list) else (),
+    )

@@ -1,34 +1,20 @@
-"""Small controls of the window, and forms made from the settings models.
-
-A setting is declared once (`engine/settings.py`, `gui/preferences.py`); its
-title, range, step, unit and help arrive here through the model's JSON schema.
-"""
+"""Small controls of the window."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt, QVariantAnimation, Signal
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen, QWheelEvent
+from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import (
-    QAbstractSpinBox,
     QCheckBox,
-    QComboBox,
-    QDoubleSpinBox,
     QFrame,
     QHBoxLayout,
     QLabel,
     QProgressBar,
     QPushButton,
     QSizePolicy,
-    QSlider,
-    QSpinBox,
     QToolButton,
-    QVBoxLayout,
     QWidget,
 )
 from typing_extensions import override
@@ -42,12 +28,9 @@ __all__ = [
     "Banner",
     "ContextGauge",
     "Elided",
-    "Field",
-    "Form",
     "IconButton",
     "Switch",
     "button",
-    "camel",
     "label",
     "small_icon",
 ]
@@ -72,12 +55,6 @@ def button(text: str, role: str = "", icon_name: str = "", tone: str = "text") -
     if icon_name:
         set_icon(made, icon_name, tone, 18)
     return made
-
-
-def camel(name: str) -> str:
-    """The object name of a setting: `repetition_penalty` -> `repetitionPenalty`."""
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
 
 
 class IconButton(QToolButton):
@@ -161,16 +138,22 @@ class Switch(QCheckBox):
 
 
 class ContextGauge(QProgressBar):
-    """How much of the context the conversation takes: a ring and the numbers."""
+    """How much of the context the conversation takes: a ring and the numbers. A click asks for more."""
+
+    asked = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._more = 0
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.setObjectName("contextGauge")
         self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
         self.show_use(0, 0)
 
-    def show_use(self, used: int, context: int) -> None:
-        """`used` tokens of `context`; nothing is known when `context` is 0."""
+    def show_use(self, used: int, context: int, more: int = 0) -> None:
+        """`used` tokens of `context`, and `more` that are being written; nothing is known when `context` is 0."""
+        self._more = more
         self.setRange(0, max(1, context))
         self.setValue(min(used, max(1, context)))
         self.setVisible(context > 0)
@@ -198,9 +181,28 @@ class ContextGauge(QProgressBar):
         tone = "accent" if share < 0.8 else ("warning" if share < 0.95 else "danger")
         painter.setPen(QPen(look().color(tone), 2.6, Qt.PenStyle.SolidLine, Qt.PenCapStyle.RoundCap))
         painter.drawArc(ring, 90 * 16, -round(share * 360 * 16))
+        if self._more:
+            added = min(1 - share, self._more / self.maximum())
+            painter.setPen(QPen(look().color("warning"), 2.6, Qt.PenStyle.SolidLine, Qt.PenCapStyle.FlatCap))
+            painter.drawArc(ring, round((90 - share * 360) * 16), -round(added * 360 * 16))
+        if self.hasFocus():
+            painter.setPen(QPen(look().color("accent"), 1))
+            painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), 8, 8)
         painter.setFont(look().font(12))
         painter.setPen(look().color("muted"))
         painter.drawText(self.rect().adjusted(24, 0, 0, 0), Qt.AlignmentFlag.AlignVCenter, self.format())
+
+    @override
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        if self.rect().contains(event.position().toPoint()):
+            self.asked.emit()
+
+    @override
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() in {Qt.Key.Key_Space, Qt.Key.Key_Return, Qt.Key.Key_Enter}:
+            self.asked.emit()
+        else:
+            super().keyPressEvent(event)
 
 
 class Elided(QLabel):
@@ -257,220 +259,6 @@ class Banner(QFrame):
         super().paintEvent(event)
         painter = QPainter(self)
         paint_icon(painter, self._icon, QRectF(13, self.height() / 2 - 9, 18, 18), self._tone)
-
-
-class _Calm:
-    """Wheels scroll the page, not the value under the pointer, until the field has the focus."""
-
-    def wheelEvent(self, event: QWheelEvent) -> None:
-        """Leave the wheel to the page."""
-        if self.hasFocus():  # type: ignore[attr-defined]
-            super().wheelEvent(event)  # type: ignore[misc]
-        else:
-            event.ignore()
-
-
-class _WholeBox(_Calm, QSpinBox):
-    pass
-
-
-class _FractionBox(_Calm, QDoubleSpinBox):
-    pass
-
-
-class _ChoiceBox(_Calm, QComboBox):
-    pass
-
-
-class _Slider(_Calm, QSlider):
-    pass
-
-
-class Field(QWidget):
-    """One setting: title, value, slider where it has a range and a step, help, reset."""
-
-    changed = Signal(object)
-
-    def __init__(self, name: str, schema: Mapping[str, Any], default: Any, *, nothing: str = "") -> None:
-        super().__init__()
-        self.name = name
-        self._schema = schema
-        self._default = default
-        self._silent = False
-        title = tr(schema["title"])
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(2)
-        row = QHBoxLayout()
-        row.setSpacing(4)
-        row.addWidget(label(title, "field"))
-        self.reset = IconButton("reset", tr("Reset {name}", name=title), size=14)
-        self.reset.setFixedSize(24, 24)
-        self.reset.clicked.connect(lambda: self._set(self._default))
-        hold = self.reset.sizePolicy()
-        hold.setRetainSizeWhenHidden(True)
-        self.reset.setSizePolicy(hold)
-        row.addWidget(self.reset)
-        row.addStretch(1)
-        self.editor, self.slider = self._make_editor(nothing)
-        self.editor.setObjectName(camel(name))
-        self.editor.setAccessibleName(title)
-        row.addWidget(self.editor)
-        column.addLayout(row)
-        if self.slider is not None:
-            self.slider.setObjectName(camel(name) + "Slider")
-            self.slider.setAccessibleName(title)
-            column.addWidget(self.slider)
-        help_text = label(tr(schema["description"]), "caption", wrap=True)
-        column.addWidget(help_text)
-        self.editor.setAccessibleDescription(help_text.text())
-        self.show_value(default)
-
-    def value(self) -> Any:
-        """What is set."""
-        if isinstance(self.editor, QCheckBox):
-            return self.editor.isChecked()
-        if isinstance(self.editor, QComboBox):
-            return self.editor.currentData()
-        if isinstance(self.editor, QDoubleSpinBox):
-            return round(self.editor.value(), self.editor.decimals())
-        assert isinstance(self.editor, QSpinBox)
-        return self.editor.value()
-
-    def show_value(self, value: Any, default: Any = ...) -> None:
-        """Show a value without telling anybody; another default when given."""
-        if default is not ...:
-            self._default = default
-        self._silent = True
-        self._set(value)
-        self._silent = False
-        self._moved()
-
-    def _set(self, value: Any) -> None:
-        if isinstance(self.editor, QCheckBox):
-            self.editor.setChecked(value)
-        elif isinstance(self.editor, QComboBox):
-            self.editor.setCurrentIndex(max(0, self.editor.findData(value)))
-        elif isinstance(self.editor, QDoubleSpinBox):
-            self.editor.setValue(value)
-        elif isinstance(self.editor, QSpinBox):
-            self.editor.setValue(min(value, self.editor.maximum()))
-
-    def _make_editor(self, nothing: str) -> tuple[QWidget, QSlider | None]:
-        schema = self._schema
-        if schema.get("type") == "boolean":
-            switch = Switch(schema["title"])
-            switch.toggled.connect(self._moved)
-            return switch, None
-        if "enum" in schema:
-            box = _ChoiceBox()
-            labels = schema.get("labels", {})
-            for choice in schema["enum"]:
-                box.addItem(tr(labels[choice]) if choice in labels else str(choice), choice)
-            box.currentIndexChanged.connect(self._moved)
-            return box, None
-        low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
-        high = schema.get("maximum", 2**31 - 1)
-        step = schema.get("step")
-        editor: QSpinBox | QDoubleSpinBox
-        if schema["type"] == "integer":
-            editor = _WholeBox()
-            editor.setRange(int(low), int(min(high, 2**31 - 1)))  # Qt's whole numbers have 32 bits
-            editor.setSingleStep(int(step or 1))
-        else:
-            editor = _FractionBox()
-            editor.setDecimals(2)
-            editor.setRange(low, high)
-            editor.setSingleStep(step or 0.01)
-        editor.setButtonSymbols(QAbstractSpinBox.ButtonSymbols.NoButtons)
-        editor.setAlignment(Qt.AlignmentFlag.AlignRight)
-        editor.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        if nothing:
-            editor.setSpecialValueText(nothing)
-        if schema.get("unit") == "%":
-            editor.setSuffix(" %")
-        editor.valueChanged.connect(self._moved)
-        if step is not None and high < 2**31:
-            return editor, self._make_slider(editor, float(low), float(high), float(step))
-        return editor, None
-
-    def _make_slider(self, editor: QSpinBox | QDoubleSpinBox, low: float, high: float, step: float) -> QSlider:
-        """A slider in steps; a logarithmic one where the range spans more than three powers of ten."""
-        slider = _Slider(Qt.Orientation.Horizontal)
-        slider.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        logarithmic = low > 0 and high / low > 1000
-        count = 300 if logarithmic else round((high - low) / step)
-        slider.setRange(0, count)
-        slider.setPageStep(max(1, count // 10))
-
-        def to_value(position: int) -> float:
-            if not logarithmic:
-                return low + position * step
-            value = math.exp(math.log(low) + math.log(high / low) * position / count)
-            return max(low, round(value / step) * step) if value > 2 * step else round(value)
-
-        def to_position(value: float) -> int:
-            if not logarithmic:
-                return round((value - low) / step)
-            return round(count * math.log(max(low, value) / low) / math.log(high / low))
-
-        def from_slider(position: int) -> None:
-            if to_position(editor.value()) != position:
-                self._set(int(to_value(position)) if isinstance(editor, QSpinBox) else to_value(position))
-
-        def from_editor(value: float) -> None:
-            slider.blockSignals(True)
-            slider.setValue(to_position(value))
-            slider.blockSignals(False)
-
-        slider.valueChanged.connect(from_slider)
-        editor.valueChanged.connect(from_editor)
-        from_editor(editor.value())
-        return slider
-
-    def _moved(self, *_values: object) -> None:
-        self.reset.setVisible(self.value() != self._default)
-        if not self._silent:
-            self.changed.emit(self.value())
-
-
-@cache
-def _properties(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of each field of a settings model."""
-    properties: dict[str, Any] = model.model_json_schema()["properties"]
-    return properties
-
-
-class Form(QWidget):
-    """The named fields of a settings model, one below the other. `changed` says a field's name and value."""
-
-    changed = Signal(str, object)
-
-    def __init__(
-        self,
-        model: type[BaseModel],
-        names: Sequence[str],
-        *,
-        spacing: int = 16,
-        nothing: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__()
-        properties = _properties(model)
-        defaults = model()
-        column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(spacing)
-        self.fields: dict[str, Field] = {}
-        for name in names:
-            made = Field(name, properties[name], getattr(defaults, name), nothing=(nothing or {}).get(name, ""))
-            made.changed.connect(lambda value, name=name: self.changed.emit(name, value))
-            self.fields[name] = made
-            column.addWidget(made)
-
-    def show_values(self, values: BaseModel, defaults: BaseModel | None = None) -> None:
-        """Show what is set, and what a reset goes back to."""
-        for name, made in self.fields.items():
-            made.show_value(getattr(values, name), ... if defaults is None else getattr(defaults, name))
 
 
 def small_icon(name: str, tone: str, size: int = 18) -> QLabel:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from gui.kit.i18n import tr
+from collections.abc import Mapping
+from typing import Any
+
+from gui.kit.i18n import language, tr
 
 __all__ = [
     "count_words",
     "duration_words",
+    "error_words",
     "parameter_words",
     "size_words",
 ]
@@ -40,3 +44,34 @@ def duration_words(seconds: float) -> str:
 def count_words(count: int) -> str:
     """A number with separators."""
     return f"{count:,}"
+
+
+def error_words(kind: str, sentence: str, facts: Mapping[str, Any] | None = None) -> str:
+    """An error of the engine in the window's language.
+
+    kind: its class in `engine.errors`. sentence: what the engine said, in English; where another language is spoken,
+        the kind is said in that language and the sentence follows for whoever can use it.
+    facts: {"needed_tokens", "context_tokens"} of a conversation that does not fit
+    """
+    if facts and facts.get("needed_tokens"):
+        return tr(
+            "This needs {needed} tokens, and the context holds {context}: shorten it, begin a new chat, or load the"
+            " model with a longer context.",
+            needed=count_words(int(facts["needed_tokens"])),
+            context=count_words(int(facts["context_tokens"])),
+        )
+    if language() == "en":
+        return sentence
+    said = {
+        "ContextOverflowError": tr("The conversation is longer than the context."),
+        "FileDamagedError": tr("The model's file is damaged."),
+        "ModelFolderError": tr("The model's folder is incomplete or damaged."),
+        "UnsupportedModelError": tr("Inglenook does not know this kind of model."),
+        "TemplateError": tr("The model's chat template refuses this conversation."),
+        "SettingError": tr("A setting is outside its range."),
+        "OutOfSpaceError": tr("There is not enough room on the disk."),
+        "ResourceError": tr("This computer lacks something that is needed, mostly memory."),
+        "InputError": tr("What was given cannot be used."),
+        "InternalError": tr("Something went wrong inside Inglenook; the log says more."),
+    }.get(kind, "")
+    return f"{said} ({sentence})" if said else sentence

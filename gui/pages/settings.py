@@ -9,7 +9,8 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWi
 
 from engine.settings import EngineSettings
 from gui.data.preferences import Preferences
-from gui.kit.controls import Form, button, label
+from gui.kit.controls import button, label
+from gui.kit.forms import Form
 from gui.kit.i18n import tr
 from gui.kit.theme import look
 from gui.models.page import reveal_path

@@ -12,14 +12,12 @@ cells and messages.
 
 from __future__ import annotations
 
-import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
 
-from PySide6.QtCore import QEvent, QModelIndex, QPoint, QPointF, QRect, QRectF, QSize, Qt, QUrl, Signal
+from PySide6.QtCore import QModelIndex, QPoint, Qt, QUrl, Signal
 from PySide6.QtGui import (
     QContextMenuEvent,
     QDesktopServices,
@@ -27,37 +25,24 @@ from PySide6.QtGui import (
     QKeyEvent,
     QKeySequence,
     QMouseEvent,
-    QPainter,
-    QPaintEvent,
     QResizeEvent,
     QTextCursor,
     QTextDocument,
-    QTextFormat,
-    QWheelEvent,
 )
-from PySide6.QtWidgets import (
-    QAbstractScrollArea,
-    QFrame,
-    QLabel,
-    QMenu,
-    QPlainTextEdit,
-    QSizePolicy,
-    QTextEdit,
-    QWidget,
-)
+from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QMenu, QPlainTextEdit, QSizePolicy, QTextEdit, QWidget
 from typing_extensions import override
 
-from gui.chat.highlight import Highlighter, language_name
-from gui.chat.markdown import Splitter, plain_parts, write_markdown, write_plain
+from gui.chat.markdown import Splitter, plain_parts, write_markdown
+from gui.chat.transcript.parts import Files, Foot, Head, Status, Thinking, Thought, User
+from gui.chat.transcript.texts import Cell, CellWidget, Code, Kind, Prose, broken
 from gui.chat.turns import ChatModel, Turn
-from gui.chat.words import activity_words, answer_facts, ending_words
+from gui.data.history import thought_of
 from gui.kit.controls import IconButton
 from gui.kit.i18n import tr
-from gui.kit.icons import paint_icon
-from gui.kit.theme import code_font, look
+from gui.kit.theme import look
 from gui.kit.timing import timer
 
-__all__ = ["Cell", "CopyButton", "Transcript"]
+__all__ = ["Transcript"]
 
 _COLUMN = 760  # widest line of text, at 100 %
 _EDGE = 28  # least space beside the column
@@ -65,24 +50,30 @@ _TOP = 26
 _GAP = 26  # between messages
 _AHEAD = 300  # pixels above and below the viewport that are laid out beforehand
 _FLUSH_MS = 50
-_CODE_LINE = 4000  # longer lines of code are broken when shown: their layout would stop the window
 
-_MEASURED_LINES = 300
-
-Kind = Literal["head", "user", "prose", "code", "status", "foot"]
-_GAPS: dict[Kind, int] = {"head": 6, "user": 2, "prose": 12, "code": 12, "status": 6, "foot": 0}
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What one piece shows. `turn` belongs to status and foot."""
-
-    kind: Kind
-    text: str = ""
-    language: str = ""
-    turn: Turn | None = None
-    first: bool = True
-    last: bool = True
+_GAPS: dict[Kind, int] = {
+    "head": 6,
+    "files": 6,
+    "user": 2,
+    "thought": 10,
+    "thinking": 10,
+    "prose": 12,
+    "code": 12,
+    "status": 6,
+    "foot": 0,
+}
+_TEXTS = {"prose", "code", "user", "thinking"}
+_MAKERS: dict[Kind, type[Files | Foot | Head | Status | Thinking | Thought | User | Prose | Code]] = {
+    "head": Head,
+    "files": Files,
+    "user": User,
+    "thought": Thought,
+    "thinking": Thinking,
+    "prose": Prose,
+    "code": Code,
+    "status": Status,
+    "foot": Foot,
+}
 
 
 @dataclass(slots=True)
@@ -92,7 +83,7 @@ class _Place:
     cell: Cell
     height: int
     exact: bool = False
-    widget: _CellWidget | None = None
+    widget: CellWidget | None = None
 
 
 @dataclass(slots=True)
@@ -105,405 +96,10 @@ class _Entry:
     fed: str = ""
 
 
-class _CellWidget(Protocol):
-    """What the view asks of a cell's widget; all are QWidgets."""
-
-    def fill(self, cell: Cell, width: int) -> int:
-        """Show `cell` at `width` pixels; the height it needs."""
-        ...
-
-
-class _Prose(QTextEdit):
-    """Text that can be selected and copied: a part of an answer, or what the user wrote."""
-
-    def __init__(self, view: Transcript) -> None:
-        super().__init__(view.viewport())
-        self._view = view
-        self._quotes = False
-        self._cell: Cell | None = None
-        _calm(self)
-        self.setTextInteractionFlags(
-            Qt.TextInteractionFlag.TextSelectableByMouse
-            | Qt.TextInteractionFlag.TextSelectableByKeyboard
-            | Qt.TextInteractionFlag.LinksAccessibleByMouse
-        )
-        self.document().setDocumentMargin(0)
-        self.document().setUndoRedoEnabled(False)
-
-    def fill(self, cell: Cell, width: int) -> int:
-        """Show a part of an answer."""
-        self.resize(width, self.height())  # the widget lays its document out at its own width, too
-        if cell != self._cell:
-            self._cell = cell
-            self.document().setDefaultFont(look().font())
-            write_markdown(self.document(), cell.text)
-            self._quotes = ">" in cell.text
-        self.document().setTextWidth(width)
-        return math.ceil(self.document().size().height())
-
-    def fill_plain(self, text: str, width: int) -> QSize:
-        """Show text as it is, no wider than it must be."""
-        self._quotes = False
-        self._cell = None
-        self.resize(width, self.height())
-        self.document().setDefaultFont(look().font())
-        write_plain(self.document(), text)
-        self.document().setTextWidth(width)
-        ideal = math.ceil(self.document().idealWidth()) + 1
-        self.document().setTextWidth(min(width, ideal))
-        return QSize(min(width, ideal), math.ceil(self.document().size().height()))
-
-    @override
-    def paintEvent(self, event: QPaintEvent) -> None:
-        if self._quotes:
-            painter = QPainter(self.viewport())
-            painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(look().color("line"))
-            layout = self.document().documentLayout()
-            block = self.document().begin()
-            while block.isValid():
-                level = block.blockFormat().intProperty(QTextFormat.Property.BlockQuoteLevel)
-                after = block.next()
-                below = after.blockFormat().intProperty(QTextFormat.Property.BlockQuoteLevel) if after.isValid() else 0
-                rect = layout.blockBoundingRect(block)
-                for depth in range(level):
-                    bottom = layout.blockBoundingRect(after).top() if depth < below else rect.bottom()
-                    bar = QRectF(look().gap(16) * depth, rect.top(), 3, bottom - rect.top())
-                    painter.drawRoundedRect(bar, 1.5, 1.5)
-                block = after
-            painter.end()
-        super().paintEvent(event)
-
-    @override
-    def wheelEvent(self, event: QWheelEvent) -> None:
-        event.ignore()
-
-    @override
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if not self._view.take_key(event):
-            super().keyPressEvent(event)
-
-    @override
-    def mousePressEvent(self, event: QMouseEvent) -> None:
-        self._view.end_selection(event)
-        super().mousePressEvent(event)
-        self._view.begin_selection(self, event)
-
-    @override
-    def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        over_link = bool(self.anchorAt(event.position().toPoint()))
-        self.viewport().setCursor(Qt.CursorShape.PointingHandCursor if over_link else Qt.CursorShape.IBeamCursor)
-        if not self._view.extend_selection(self, event):
-            super().mouseMoveEvent(event)
-
-    @override
-    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        super().mouseReleaseEvent(event)
-        address = self.anchorAt(event.position().toPoint())
-        if address and event.button() == Qt.MouseButton.LeftButton and not self.textCursor().hasSelection():
-            self._view.offer_link(address, event.globalPosition().toPoint())
-
-    @override
-    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        self._view.offer_menu(self, event, self.anchorAt(event.pos()))
-
-
-class _CodeText(QPlainTextEdit):
-    """The text of a code block: never wrapped, selectable."""
-
-    def __init__(self, parent: QWidget, view: Transcript) -> None:
-        super().__init__(parent)
-        self._view = view
-        _calm(self)
-        self.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
-        self.setTextInteractionFlags(
-            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
-        )
-        self.document().setDocumentMargin(0)
-        self.document().setUndoRedoEnabled(False)
-        option = self.document().defaultTextOption()
-        option.setTextDirection(Qt.LayoutDirection.LeftToRight)
-        self.document().setDefaultTextOption(option)
-
-    @override
-    def wheelEvent(self, event: QWheelEvent) -> None:
-        sideways = event.angleDelta().x() or event.modifiers() & Qt.KeyboardModifier.ShiftModifier
-        if sideways and self.horizontalScrollBar().maximum():
-            super().wheelEvent(event)
-        else:
-            event.ignore()
-
-    @override
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if not self._view.take_key(event):
-            super().keyPressEvent(event)
-
-    @override
-    def mousePressEvent(self, event: QMouseEvent) -> None:
-        self._view.end_selection(event)
-        super().mousePressEvent(event)
-        self._view.begin_selection(self, event)
-
-    @override
-    def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        if not self._view.extend_selection(self, event):
-            super().mouseMoveEvent(event)
-
-    @override
-    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        self._view.offer_menu(self, event, "")
-
-
-class _Code(QFrame):
-    """A code block: its language, a button that copies it, its text."""
-
-    def __init__(self, view: Transcript) -> None:
-        super().__init__(view.viewport())
-        self.setObjectName("codeBlock")
-        self._cell: Cell | None = None
-        self._shown = ""
-        self._language = QLabel(self)
-        self._language.setProperty("role", "caption")
-        self._copy = CopyButton(self, tr("Copy code"))
-        self._copy.source = lambda: self._cell.text if self._cell else ""
-        self.text = _CodeText(self, view)
-        self.text.setAccessibleName(tr("Code"))
-        self._highlighter = Highlighter(self.text.document())
-
-    def fill(self, cell: Cell, width: int) -> int:
-        """Show the code; text that only grew is appended."""
-        if cell != self._cell:
-            self._cell = cell
-            self._language.setText(language_name(cell.language) or tr("Code"))
-            self.text.setFont(code_font())
-            shown = _broken(cell.text)
-            if self._shown and shown.startswith(self._shown):
-                cursor = QTextCursor(self.text.document())
-                cursor.movePosition(QTextCursor.MoveOperation.End)
-                cursor.insertText(shown[len(self._shown) :])
-            else:
-                self.text.setPlainText(shown)
-            self._shown = shown
-            self._highlighter.begin(cell.language, shown)
-        return self._lay_out(width)
-
-    def _lay_out(self, width: int) -> int:
-        pad, head = look().gap(14), look().px(12) + 18
-        tall = self._text_height()  # which lays the text out, so that its width is known
-        wide = self.text.document().documentLayout().documentSize().width() > width - pad - 4
-        height = tall + (self.text.horizontalScrollBar().sizeHint().height() if wide else 0)
-        self._language.setGeometry(pad, 4, width - 80, head - 4)
-        self._copy.setGeometry(width - 36, 4, 28, 28)
-        self.text.setGeometry(pad, head + 4, width - pad - 4, height + 2)
-        return head + height + (14 if wide else 18)
-
-    def _text_height(self) -> int:
-        """Lines with Chinese are higher than others; where there are many lines, some stand for all."""
-        count = self.text.document().blockCount()
-        block, height, seen = self.text.document().begin(), 0.0, 0
-        while block.isValid() and seen < _MEASURED_LINES:
-            height += self.text.blockBoundingGeometry(block).height()
-            seen += 1
-            block = block.next()
-        return math.ceil(height * count / max(1, seen))
-
-
-class _User(QWidget):
-    """What the user wrote, in a bubble at the right."""
-
-    def __init__(self, view: Transcript) -> None:
-        super().__init__(view.viewport())
-        self._cell: Cell | None = None
-        self._width = 0
-        self._bubble = QRectF()
-        self.text = _Prose(view)
-        self.text.setParent(self)
-        self._copy = CopyButton(self, tr("Copy message"))
-        self._copy.source = lambda: self._cell.turn.message.content if self._cell and self._cell.turn else ""
-        self._copy.hide()
-
-    def fill(self, cell: Cell, width: int) -> int:
-        """Show a part of the message."""
-        pad_x, pad_y = 16, 10
-        if cell != self._cell or width != self._width:
-            self._cell, self._width = cell, width
-            self._size = self.text.fill_plain(cell.text, int(width * 0.82) - 2 * pad_x)
-        size = self._size
-        full = size.width() if cell.first and cell.last else int(width * 0.82) - 2 * pad_x
-        height = size.height() + 2 * pad_y
-        self._bubble = QRectF(width - full - 2 * pad_x, 0, full + 2 * pad_x, height)
-        self.text.setGeometry(int(self._bubble.left()) + pad_x, pad_y, full, size.height())
-        self._copy.move(max(0, int(self._bubble.left()) - 34), height - 32)
-        self.update()
-        return height
-
-    @override
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(look().color("bubble"))
-        first = self._cell is None or self._cell.first
-        last = self._cell is None or self._cell.last
-        rect = self._bubble.adjusted(0, 0 if first else -20, 0, 0 if last else 20)
-        painter.drawRoundedRect(rect, 16, 16)
-
-    @override
-    def event(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.HoverEnter or event.type() == QEvent.Type.Enter:
-            self._copy.setVisible(self._cell is not None and self._cell.last)
-        elif event.type() == QEvent.Type.Leave:
-            self._copy.hide()
-        return super().event(event)
-
-
-class _Head(QWidget):
-    """Who answers: the model's name."""
-
-    def __init__(self, view: Transcript) -> None:
-        super().__init__(view.viewport())
-        self._name = ""
-        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-
-    def fill(self, cell: Cell, width: int) -> int:
-        """Show the name."""
-        del width
-        self._name = cell.text
-        self.setAccessibleName(cell.text)
-        self.update()
-        return look().px(20)
-
-    @override
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        size = look().px(15)
-        paint_icon(painter, "flame", QRectF(-1, (self.height() - size) / 2 - 1, size, size), "accent")
-        painter.setFont(look().font(12, bold=True))
-        painter.setPen(look().color("muted"))
-        rect = self.rect().adjusted(size + 5, 0, 0, 0)
-        painter.drawText(rect, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, self._name)
-
-
-class _Status(QWidget):
-    """What is going on while there is no text yet: words, and a bar where the way is known."""
-
-    def __init__(self, view: Transcript) -> None:
-        super().__init__(view.viewport())
-        self.setObjectName("answerStatus")
-        self._words = ""
-        self._share: float | None = None
-        self._timer = timer(self, 60, self.update)
-
-    def fill(self, cell: Cell, width: int) -> int:
-        """Show an activity."""
-        del width
-        self._words, self._share = activity_words(cell.turn)
-        self.setAccessibleName(self._words)
-        self.update()
-        return look().px(30)
-
-    @override
-    def showEvent(self, event: object) -> None:
-        self._timer.start()
-
-    @override
-    def hideEvent(self, event: object) -> None:
-        self._timer.stop()
-
-    @override
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(Qt.PenStyle.NoPen)
-        middle, step = look().px(10), look().px(9)
-        for dot in range(3):
-            color = look().color("accent")
-            color.setAlphaF(0.35 + 0.6 * max(0.0, math.sin(time.monotonic() * 4.4 - dot * 0.9)))
-            painter.setBrush(color)
-            painter.drawEllipse(QPointF(4 + dot * step, middle), 3, 3)
-        left = 3 * step + 10
-        painter.setFont(look().font(13))
-        painter.setPen(look().color("muted"))
-        painter.drawText(
-            QRectF(left, 0, self.width() - left, 2 * middle),
-            Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft,
-            self._words,
-        )
-        if self._share is not None:
-            track = QRectF(0, 2 * middle + 4, min(320, self.width()), 4)
-            painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(look().color("line"))
-            painter.drawRoundedRect(track, 2, 2)
-            painter.setBrush(look().color("accent"))
-            track.setWidth(max(4.0, track.width() * self._share))
-            painter.drawRoundedRect(track, 2, 2)
-
-
-class _Foot(QWidget):
-    """Below an answer: copy (and the view's regenerate), how it ended, what it took."""
-
-    def __init__(self, view: Transcript) -> None:
-        super().__init__(view.viewport())
-        self._turn: Turn | None = None
-        self.copy = CopyButton(self, tr("Copy answer"))
-        self.copy.source = lambda: self._turn.message.content if self._turn else ""
-        self._ending = QLabel(self)
-        self._ending.setObjectName("answerEnding")
-        self._ending.setWordWrap(True)
-        self._facts = QLabel(self)
-        self._facts.setProperty("role", "caption")
-        self._facts.setObjectName("answerFacts")
-
-    def fill(self, cell: Cell, width: int) -> int:
-        """Show how an answer ended."""
-        turn = cell.turn
-        assert turn is not None
-        self._turn = turn
-        words, serious = ending_words(turn)
-        top = 0
-        self._ending.setVisible(bool(words))
-        if words:
-            self._ending.setText(words)
-            self._ending.setProperty("role", "problem" if serious else "note")
-            self._ending.style().unpolish(self._ending)
-            self._ending.style().polish(self._ending)
-            pad_x, pad_y = (28, 20) if serious else (0, 0)
-            self._ending.setContentsMargins(pad_x // 2, pad_y // 2, pad_x // 2, pad_y // 2)
-            room = QRect(0, 0, width - pad_x, 1 << 20)
-            lines = self._ending.fontMetrics().boundingRect(room, int(Qt.TextFlag.TextWordWrap), words)
-            full, top = min(width, lines.width() + pad_x + 4), lines.height() + pad_y
-            self._ending.setGeometry(0, 0, full, top)
-            top += 6
-        self.copy.setVisible(bool(turn.message.content))
-        self.copy.setGeometry(-6, top, 28, 28)
-        self._facts.setText(answer_facts(turn))
-        left = 26 + (30 if cell.last else 0)
-        self._facts.setGeometry(left, top, max(0, width - left), 28)
-        return top + 28
-
-
-class CopyButton(IconButton):
-    """Copies a text and says so with a tick."""
-
-    def __init__(self, parent: QWidget, name: str) -> None:
-        super().__init__("copy", name, parent, size=16)
-        self.source: Callable[[], str] = str
-        self._back = timer(self, 1400, lambda: self.show_icon("copy", "faint"), once=True)
-        self.show_icon("copy", "faint")
-        self.setFixedSize(28, 28)
-        self.clicked.connect(self._do)
-
-    def _do(self) -> None:
-        QGuiApplication.clipboard().setText(self.source())
-        self.show_icon("check", "good")
-        self._back.start()
-
-
 class Transcript(QAbstractScrollArea):
     """The view of a `ChatModel`."""
 
-    regenerate_asked = Signal()
+    asked = Signal(str, str)  # what is to be done, and the message
 
     def __init__(self, model: ChatModel, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -521,19 +117,20 @@ class Transcript(QAbstractScrollArea):
         self._anchor = (0, 0, 0)  # entry, cell, pixels below the cell's top
         self._stick = True  # at the end, and following it
         self._settling = False
-        self._live: dict[tuple[int, int], _CellWidget] = {}
-        self._pool: dict[Kind, list[_CellWidget]] = {}
+        self._live: dict[tuple[int, int], CellWidget] = {}
+        self._pool: dict[Kind, list[CellWidget]] = {}
         self._dirty: set[int] = set()
         self._flush = timer(self, _FLUSH_MS, self._flush_dirty, once=True)
         self._origin: tuple[tuple[int, int], int] | None = None
         self._selection: tuple[tuple[int, int], int, tuple[int, int], int] | None = None
+        self._unfolded: set[str] = set()  # messages whose thoughts are shown
 
         self.regenerate = IconButton("regenerate", tr("Regenerate the answer"), self.viewport(), size=16)
         self.regenerate.setObjectName("regenerate")
         self.regenerate.show_icon("regenerate", "faint")
         self.regenerate.setFixedSize(28, 28)
         self.regenerate.hide()
-        self.regenerate.clicked.connect(self.regenerate_asked)
+        self.regenerate.clicked.connect(lambda: self.act("regenerate", self._entries[-1].turn.message.id))
         self._jump = IconButton("down", tr("Go to the end"), self, size=18)
         self._jump.setObjectName("jump")
         self._jump.setFixedSize(36, 36)
@@ -578,6 +175,7 @@ class Transcript(QAbstractScrollArea):
         for key in list(self._live):
             self._release(key)
         self._selection = self._origin = None
+        self._unfolded.clear()
         self._entries = [_Entry(turn, self._estimate_turn(turn)) for turn in self._model.turns]
         self._dirty.clear()
         self._stick = True
@@ -666,30 +264,51 @@ class Transcript(QAbstractScrollArea):
         entry.height = self._height(places)
 
     def _cells(self, row: int) -> list[Cell]:
-        entry = self._entries[row]
-        turn = entry.turn
-        message = turn.message
-        if message.role == "user":
-            parts = plain_parts(message.content)
-            end = len(parts) - 1
-            return [
-                Cell("user", part.text, turn=turn, first=index == 0, last=index == end)
-                for index, part in enumerate(parts)
-            ]
-        if not message.content.startswith(entry.fed):
-            entry.splitter = Splitter()
-        entry.fed = message.content
-        cells = [Cell("head", message.model or tr("Answer"))]
-        cells += [
-            Cell("code" if part.kind == "code" else "prose", part.text, part.language)
-            for part in entry.splitter.feed(message.content)
-        ]
+        turn = self._entries[row].turn
+        if turn.message.role == "user":
+            return self._user_cells(turn)
+        cells = [Cell("head", turn.message.model or tr("Answer"))]
+        text = turn.message.content
+        thought = thought_of(text)
+        if thought is not None:
+            text = thought.answer
+            unfolded = turn.message.id in self._unfolded
+            cells.append(Cell("thought", turn=turn, open=unfolded))
+            if unfolded and thought.text:
+                cells += [Cell("thinking", part.text) for part in plain_parts(thought.text)]
+        cells += self._answer_cells(self._entries[row], text)
         if turn.growing:
-            if turn.activity is None or turn.activity.stage != "writing" or not message.content:
+            said = bool(text) or thought is not None
+            if turn.activity is None or turn.activity.stage != "writing" or not said:
                 cells.append(Cell("status", turn=turn))
         else:
             cells.append(Cell("foot", turn=turn, last=row == len(self._entries) - 1))
         return cells
+
+    @staticmethod
+    def _user_cells(turn: Turn) -> list[Cell]:
+        message = turn.message
+        cells = []
+        if message.attached:
+            cells.append(Cell("files", "\n".join(file.name for file in message.attached)))
+        if message.content or not message.attached:
+            parts = plain_parts(message.content)
+            end = len(parts) - 1
+            cells += [
+                Cell("user", part.text, turn=turn, first=index == 0, last=index == end)
+                for index, part in enumerate(parts)
+            ]
+        return cells
+
+    @staticmethod
+    def _answer_cells(entry: _Entry, text: str) -> list[Cell]:
+        if not text.startswith(entry.fed):
+            entry.splitter = Splitter()
+        entry.fed = text
+        return [
+            Cell("code" if part.kind == "code" else "prose", part.text, part.language)
+            for part in entry.splitter.feed(text)
+        ]
 
     # ---- layout
 
@@ -708,8 +327,8 @@ class Transcript(QAbstractScrollArea):
         line = look().px(14) * 1.6
         if cell.kind == "code":
             return int((cell.text.count("\n") + 1) * look().px(13) * 1.2) + 56
-        if cell.kind in {"prose", "user"}:
-            return self._estimate_text(cell.text, line)
+        if cell.kind in {"prose", "user", "thinking"}:
+            return self._estimate_text(cell.text, line) + (30 if cell.kind == "user" and cell.last else 0)
         return 30
 
     def _estimate_text(self, text: str, line: float) -> int:
@@ -718,9 +337,7 @@ class Transcript(QAbstractScrollArea):
         return int(rows * line) + 10
 
     def _estimate_turn(self, turn: Turn) -> int:
-        return self._estimate_text(turn.message.content, look().px(14) * 1.5) + (
-            30 if turn.message.role == "user" else 60
-        )
+        return self._estimate_text(turn.message.content, look().px(14) * 1.5) + 60
 
     @staticmethod
     def _height(places: list[_Place]) -> int:
@@ -818,31 +435,24 @@ class Transcript(QAbstractScrollArea):
             _widget(widget).setGeometry(left, self._y(row, index) - value, width, places[index].height)
             _widget(widget).show()
         entry = self._entries[-1] if self._entries else None
+        foot = entry.places[-1] if entry is not None and entry.places else None
+        slot = foot.widget.slot if foot is not None and isinstance(foot.widget, Foot) else None
         ended = entry is not None and entry.turn.message.role == "assistant" and not entry.turn.growing
         self.regenerate.setVisible(ended)
         if entry is not None and ended:
             bottom = entry.top + entry.height - value
-            shift = 24 if entry.turn.message.content else -6
-            self.regenerate.move(left + shift, bottom - 28)
+            self.regenerate.move(left + (slot if slot is not None else 24), bottom - 28)
             self.regenerate.raise_()
         away = not self._stick and self._total > self.viewport().height()
         self._jump.setVisible(away)
         self._jump.move((self.width() - self._jump.width()) // 2, self.height() - self._jump.height() - 14)
         self._jump.raise_()
 
-    def _take(self, kind: Kind) -> _CellWidget:
+    def _take(self, kind: Kind) -> CellWidget:
         pool = self._pool.setdefault(kind, [])
         if pool:
             return pool.pop()
-        made: dict[Kind, type[_Head | _User | _Prose | _Code | _Status | _Foot]] = {
-            "head": _Head,
-            "user": _User,
-            "prose": _Prose,
-            "code": _Code,
-            "status": _Status,
-            "foot": _Foot,
-        }
-        return made[kind](self)
+        return _MAKERS[kind](self)
 
     def _release(self, key: tuple[int, int]) -> None:
         widget = self._live.pop(key, None)
@@ -1016,7 +626,7 @@ class Transcript(QAbstractScrollArea):
         for row in range(begin[0], end[0] + 1):
             for index, place in enumerate(self._entries[row].places or ()):
                 key = (row, index)
-                if begin <= key <= end and place.cell.kind in {"prose", "code", "user"}:
+                if begin <= key <= end and place.cell.kind in _TEXTS:
                     text = _shown_text(place.cell)
                     units = text.encode("utf-16-le", "surrogatepass")
                     units = units[2 * begin_at if key == begin else 0 : 2 * end_at if key == end else None]
@@ -1044,6 +654,48 @@ class Transcript(QAbstractScrollArea):
             return True
         return False
 
+    def act(self, action: str, message: str) -> None:
+        """Something is to be done with a message: here, or by whoever listens to `asked`."""
+        if action == "unfold":
+            self._unfolded ^= {message}
+            for row, entry in enumerate(self._entries):
+                if entry.turn.message.id == message:
+                    self._stick = False
+                    self._renew(row)
+            self._settle()
+        else:
+            self.asked.emit(action, message)
+
+    def offer_actions(self, message: str, place: QPoint) -> None:
+        """The menu of an answer or a question."""
+        menu = QMenu(self)
+        menu.setObjectName("messageMenu")
+        self._add_actions(menu, message)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(place)
+
+    def _add_actions(self, menu: QMenu, identity: str) -> None:
+        turn = next((entry.turn for entry in self._entries if entry.turn.message.id == identity), None)
+        if turn is None:
+            return
+        question = turn.message.role == "user"
+        idle = not any(entry.turn.growing for entry in self._entries)
+        actions = [("edit", tr("Edit…"), idle)]
+        if not question:
+            actions += [
+                ("regenerate", tr("Regenerate"), idle),
+                ("continue", tr("Continue"), idle and bool(turn.message.content)),
+                ("tokens", tr("Token view…"), not turn.growing),
+            ]
+        actions += [
+            ("branch", tr("New chat from here"), not turn.growing),
+            ("delete", tr("Delete from here on…"), idle),
+        ]
+        for action, words, possible in actions:
+            made = menu.addAction(words)
+            made.setEnabled(possible)
+            made.triggered.connect(lambda _on=False, action=action: self.act(action, identity))
+
     def offer_menu(self, editor: QTextEdit | QPlainTextEdit, event: QContextMenuEvent, address: str) -> None:
         """The menu of a cell."""
         menu = QMenu(self)
@@ -1059,8 +711,10 @@ class Transcript(QAbstractScrollArea):
             menu.addAction(tr("Copy message")).triggered.connect(lambda: QGuiApplication.clipboard().setText(source))
         if address:
             menu.addAction(tr("Copy address")).triggered.connect(lambda: QGuiApplication.clipboard().setText(address))
-        menu.addSeparator()
         menu.addAction(tr("Select all")).triggered.connect(self.select_all)
+        if key is not None:
+            menu.addSeparator()
+            self._add_actions(menu, self._entries[key[0]].turn.message.id)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(event.globalPos())
 
@@ -1078,45 +732,22 @@ class Transcript(QAbstractScrollArea):
         menu.popup(place)
 
 
-def _calm(editor: QTextEdit | QPlainTextEdit) -> None:
-    """Read-only, without frame, bars and background of its own."""
-    editor.setReadOnly(True)
-    editor.setFrameShape(QFrame.Shape.NoFrame)
-    editor.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
-    editor.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-    editor.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-    editor.viewport().setAutoFillBackground(False)
-    editor.setAcceptDrops(False)
-    editor.setAccessibleName(tr("Message"))
-
-
-def _editor(widget: _CellWidget) -> QTextEdit | QPlainTextEdit | None:
-    if isinstance(widget, _Prose):
+def _editor(widget: CellWidget) -> QTextEdit | QPlainTextEdit | None:
+    if isinstance(widget, Prose):
         return widget
-    if isinstance(widget, _User | _Code):
+    if isinstance(widget, User | Code | Thinking):
         return widget.text
     return None
 
 
-def _widget(widget: _CellWidget) -> QWidget:
+def _widget(widget: CellWidget) -> QWidget:
     assert isinstance(widget, QWidget)
     return widget
 
 
 def _shown_text(cell: Cell) -> str:
     if cell.kind != "prose":
-        return _broken(cell.text) if cell.kind == "code" else cell.text
+        return broken(cell.text) if cell.kind == "code" else cell.text
     document = QTextDocument()
     write_markdown(document, cell.text)
     return document.toPlainText()
-
-
-def _broken(code: str) -> str:
-    """Code with lines that are too long to lay out broken; what is copied by the button is the original."""
-    code = code.replace("\r", "").replace("\0", "\ufffd")
-    if len(code) <= _CODE_LINE:
-        return code
-    lines = []
-    for line in code.split("\n"):
-        lines += [line[at : at + _CODE_LINE] for at in range(0, max(1, len(line)), _CODE_LINE)]
-    return "\n".join(lines)
