@@ -179,7 +179,7 @@ WRITER = """
 
 def test_killing_the_program_loses_nothing_that_was_kept(path):
     """SIGKILL at random moments: each sent message is there, each kept piece is there, the file is sound."""
-    chance = random.Random(7)  # noqa: S311
+    chance = random.Random(7)
     script = textwrap.dedent(WRITER)
     for turn in range(6):
         process = subprocess.Popen(
@@ -231,7 +231,7 @@ def test_a_damaged_file_is_set_aside_never_deleted(path, damage):
     whole = path.read_bytes()
     hurt = {
         "zeros": bytes(len(whole)),
-        "garbage": random.Random(1).randbytes(len(whole)),  # noqa: S311
+        "garbage": random.Random(1).randbytes(len(whole)),
         "truncated": whole[: len(whole) // 2],
         "empty middle": whole[:8192] + bytes(len(whole) - 8192),
         "no header": bytes(100) + whole[100:],

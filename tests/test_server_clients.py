@@ -110,9 +110,11 @@ def test_errors_are_the_clients_own_classes(client: Any, starter: Client) -> Non
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="starter", messages=[{"role": "user", "content": "word " * 3000}])
     assert refused.value.code == "context_length_exceeded"
-    with openai.OpenAI(base_url=starter.base, api_key="wrong", max_retries=0) as stranger:
-        with pytest.raises(openai.AuthenticationError):
-            stranger.models.list()
+    with (
+        openai.OpenAI(base_url=starter.base, api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.models.list()
 
 
 def test_async_clients_side_by_side(starter: Client) -> None:
@@ -151,23 +153,9 @@ def test_llm(starter: Client, tmp_path: Path) -> None:
     described = f"- model_id: here\n  model_name: starter\n  api_base: {starter.base}\n  api_key_name: here\n"
     (tmp_path / "extra-openai-models.yaml").write_text(described, encoding="utf-8")
     environment = os.environ | {"LLM_USER_PATH": str(tmp_path), "LLM_LOAD_PLUGINS": "", "PYTHONWARNINGS": "ignore"}
+    options = ["-o", "temperature", "0", "-o", "max_tokens", "12"]
     result = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "llm",
-            "-m",
-            "here",
-            "--key",
-            "secret",
-            "-o",
-            "temperature",
-            "0",
-            "-o",
-            "max_tokens",
-            "12",
-        ]
-        + ["What is the capital of France?"],
+        [sys.executable, "-m", "llm", "-m", "here", "--key", "secret", *options, "What is the capital of France?"],
         env=environment,
         check=False,
         capture_output=True,
