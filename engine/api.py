@@ -104,6 +104,7 @@ __all__ = [
     "library_folder",
     "library_models",
     "log_folder",
+    "memory",
     "perplexity",
     "resolve_model",
     "starter_path",
@@ -609,6 +610,14 @@ def autotune(
             for tuning, seconds in sorted(found.items(), key=lambda item: item[1])
         ],
     }
+
+
+def memory() -> tuple[int, int]:
+    """(total, free) bytes of RAM for this program, a container's limit counted."""
+    from engine.core.cpu import memory as measured
+
+    now = measured()
+    return now.total, now.free
 
 
 def library_models(*, broken: bool = False) -> tuple[LibraryModel, ...]:

@@ -14,7 +14,7 @@ __all__ = ["Progress", "Stage", "finish"]
 
 T = TypeVar("T")
 
-Stage = Literal["compile", "load", "queue", "prefill", "convert", "verify", "measure"]
+Stage = Literal["compile", "load", "queue", "prefill", "convert", "verify", "measure", "batch"]
 
 
 @dataclass(frozen=True, slots=True)

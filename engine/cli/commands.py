@@ -244,7 +244,35 @@ def serve(
         raise InputError("there is no model to serve; name one, or convert one into the library")
     serving = Server(named_models(names), engine, server)
     note(f"Loading {next(iter(serving.models))}")
-    serving.run(lambda: note(f"Serving {', '.join(serving.models)} at {serving.url}/v1 (Ctrl+C stops)"))
+    serving.run(lambda: note(f"Serving {', '.join(serving.models)} at {serving.url}/v1 (Ctrl+C stops)"), note)
+
+
+@app.command
+@with_settings()
+def batch(
+    file: Annotated[str, Parameter(help="Requests, one JSON object a line, as OpenAI's batch files have them.")],
+    /,
+    *,
+    model: Annotated[str | None, Parameter(help="Answers all of them; without it, each names its own.")] = None,
+    out: Annotated[
+        str | None, Parameter(name=["--out", "-o"], help="Where the answers go: FILE with .answers before its ending.")
+    ] = None,
+    as_json: Json = False,
+    engine: EngineSettings,
+) -> None:
+    """Answer a file of requests together. Started again after an interruption, it goes on."""
+    from engine.server.batch import BatchResult, run_batch
+
+    source = Path(file)
+    target = source.with_name(f"{source.stem}.answers{source.suffix}") if out is None else Path(out)
+    result = follow(run_batch(source, target, model=model, settings=engine, warn=note))
+    assert isinstance(result, BatchResult)
+    if as_json:
+        write_json({"out": str(result.out), "lines": result.lines, "failed": result.failed, "kept": result.kept})
+        return
+    write(f"{result.out}: {result.lines} answers, {result.kept} of them from before\n")
+    if result.failed:
+        note(f"{result.failed} requests could not be answered; their lines say why")
 
 
 @app.command

@@ -33,6 +33,7 @@ _STAGES = {
     "convert": "Converting",
     "verify": "Verifying",
     "measure": "Measuring",
+    "batch": "Answering",
 }
 _USUALLY_BRIEF = {"load", "queue", "prefill"}
 _BRIEF_S = 0.5

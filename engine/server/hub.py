@@ -16,8 +16,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from engine import api
 from engine.api import Engine, EngineStatus, Event, Failed, Loaded, LoadedModel
 from engine.errors import InputError
@@ -207,7 +205,7 @@ class Hub:
         """
         for served in self._idle():
             kept = sum(other.info.weight_bytes for other in self.models.values() if other.info is not None)
-            if needed + kept + _RESERVE_BYTES <= psutil.virtual_memory().available:
+            if needed + kept + _RESERVE_BYTES <= api.memory()[1]:
                 return
             await self._unload(served)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import psutil
 
+from engine import api
 from engine.api import Usage
 from engine.server.hub import Served
 
@@ -62,10 +63,10 @@ class Metrics:
                 gauges.setdefault((name, text), {})[labels] = value
         for (name, text), values in gauges.items():
             _family(lines, name, "gauge", text, values)
-        memory = psutil.virtual_memory()
+        _, free_bytes = api.memory()
         for name, text, value in (
             ("resident_memory_bytes", "Memory of this process.", self._process.memory_info().rss),
-            ("available_memory_bytes", "Memory that the computer can still give.", memory.available),
+            ("available_memory_bytes", "Memory that the computer can still give.", free_bytes),
         ):
             _family(lines, name, "gauge", text, {(): value})
         return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -18,6 +18,7 @@ from engine.server.app import create_app
 from engine.server.guard import is_loopback
 from engine.server.hub import Hub
 from engine.server.metrics import Metrics
+from engine.server.watch import watch_memory
 from engine.server.wire import ApiError
 from engine.settings import EngineSettings, ServerSettings
 
@@ -67,14 +68,16 @@ class Server:
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Load the first model, call `ready`, serve until stopped.
+    def run(
+        self, ready: Callable[[], None] = lambda: None, warn: Callable[[str], None] = lambda _sentence: None
+    ) -> None:
+        """Load the first model, call `ready`, serve until stopped. warn: told when the memory runs out.
 
         Raises:
             ResourceError: the first model cannot be loaded
         """
         with self._socket:
-            asyncio.run(self._run(ready))
+            asyncio.run(self._run(ready, warn))
 
     def stop(self) -> None:
         """End as after Ctrl+C: what is running gets `shutdown_s` to finish."""
@@ -82,7 +85,7 @@ class Server:
         if self._server is not None:
             self._server.should_exit = True
 
-    async def _run(self, ready: Callable[[], None]) -> None:
+    async def _run(self, ready: Callable[[], None], warn: Callable[[str], None]) -> None:
         hub = Hub(
             self.models,
             self._engine_settings,
@@ -108,7 +111,7 @@ class Server:
         logging.getLogger("uvicorn.access").disabled = True  # it writes queries; the guard's lines have what is wanted
         self._server = _Uvicorn(config, hub, self._settings.shutdown_s)
         self._server.should_exit = self._stopped
-        idle = asyncio.ensure_future(hub.unload_idle())
+        aside = [asyncio.ensure_future(hub.unload_idle()), asyncio.ensure_future(watch_memory(warn))]
         try:
             first = next(iter(hub.models.values()))
             try:
@@ -118,9 +121,9 @@ class Server:
             ready()
             await self._server.serve(sockets=[self._socket])
         finally:
-            idle.cancel()
-            with suppress(asyncio.CancelledError):
-                await idle
+            for task in aside:
+                task.cancel()
+            await asyncio.gather(*aside, return_exceptions=True)
             await hub.close()
 
 
