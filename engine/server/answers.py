@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ __all__ = ["Answers", "ChatChoice", "Choice", "ClientGoneError", "Frame", "TextC
 
 # Without an event for so long, a stream says that it is alive.
 _HEARTBEAT_S = 5.0
+_REMARK_S = 1.0
 # How long a refusal is waited for before a stream begins: afterwards it can only be told inside it.
 _FIRST_EVENT_S = 3.0
 
@@ -363,6 +365,7 @@ async def streamed(
     chunks = [] if heard is None else _hear(answers, choices, *heard, frame)
     yield ""
     extra = {"usage": None} if include_usage else {}
+    said_s = time.monotonic()
     try:
         while True:
             for chunk in chunks:
@@ -371,10 +374,11 @@ async def streamed(
                 break
             heard = await answers.next(_HEARTBEAT_S)
             chunks = [] if heard is None else _hear(answers, choices, *heard, frame)
-            if heard is None:
-                yield "waiting"
-            elif isinstance(heard[1], Progress):
-                yield f"{heard[1].stage} {heard[1].done}/{heard[1].total}"
+            if chunks or (heard is not None and time.monotonic() - said_s < _REMARK_S):
+                continue
+            said_s = time.monotonic()
+            progress = heard[1] if heard is not None else None
+            yield f"{progress.stage} {progress.done}/{progress.total}" if isinstance(progress, Progress) else "waiting"
     except ApiError as error:
         yield {"error": error}
         return
