@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.quant import FORMATS, Codes, Packed
-from engine.models.spec import Activation, ModelSpec, RopeSpec
+from engine.models.spec import Activation, AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
 from engine.settings import KvDtype
 
 Array = NDArray[Any]
@@ -162,6 +162,39 @@ def canonical_rms_norm(x: Float32, weight: Float32, epsilon: float) -> Float32:
     return (x * (np.float32(1) / np.sqrt(mean))) * weight
 
 
+def layer_norm(x: Array, weight: Any = 1.0, bias: Any = 0.0, epsilon: float = 0.0) -> Float64:
+    """(x - mean) / standard deviation * weight + bias over the last axis."""
+    x = x.astype(np.float64)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + epsilon) * weight + bias
+
+
+def canonical_layer_norm(x: Float32, weight: Float32 | None, bias: Float32 | None, epsilon: float) -> Float32:
+    """The float32 numbers (cols,) that every kernel returns for one token; cols a multiple of 16."""
+    centred = x - _sum_of_lanes(x.reshape(-1, 16)) / np.float32(x.size)
+    squares = np.zeros(16, np.float32)
+    for part in centred.reshape(-1, 16):
+        squares = fma(part, part, squares)
+    variance = _tree(squares) / np.float32(x.size)
+    y = centred * (np.float32(1) / np.sqrt(variance + np.float32(epsilon)))
+    if weight is not None:
+        y = y * weight
+    return y if bias is None else y + bias
+
+
+def _sum_of_lanes(parts: Float32) -> np.float32:
+    total = np.zeros(16, np.float32)
+    for part in parts:
+        total = total + part
+    return _tree(total)
+
+
+def _tree(lanes: Float32) -> np.float32:
+    for half in (8, 4, 2, 1):
+        lanes = lanes[:half] + lanes[half : 2 * half]
+    return np.float32(lanes[0])
+
+
 def activate(kind: Activation, x: Array) -> Float64:
     """The nonlinearity of a feed-forward layer."""
     x = x.astype(np.float64)
@@ -172,6 +205,8 @@ def activate(kind: Activation, x: Array) -> Float64:
             return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
         case "gelu_tanh":
             return x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        case "relu2":
+            return np.maximum(x, 0) ** 2
 
 
 def canonical_exp(x: Float32) -> Float32:
@@ -191,13 +226,37 @@ def canonical_exp(x: Float32) -> Float32:
     return np.where(x < -87, np.float32(0), value * power)
 
 
-def canonical_activate(kind: Activation, gate: Float32, up: Float32) -> Float32:
-    """activation(gate) * up as every kernel computes it."""
-    one = np.float32(1)
-    if kind == "silu":
-        return gate / (one + canonical_exp(np.float32(0) - gate)) * up
-    inner = fma(gate * gate * gate, np.float32(0.044715), gate) * np.float32(-1.5957691216057308)
-    return gate / (one + canonical_exp(inner)) * up
+def canonical_activate(kind: Activation, gate: Float32, up: Float32 | None = None) -> Float32:
+    """activation(gate) * up as every kernel computes it; without a gate, what would be the gate is all."""
+    value = _canonical_activation(kind, gate)
+    return value if up is None else value * up
+
+
+def _canonical_activation(kind: Activation, x: Float32) -> Float32:
+    zero, one = np.float32(0), np.float32(1)
+    match kind:
+        case "silu":
+            return x / (one + canonical_exp(zero - x))
+        case "gelu_tanh":
+            inner = fma(x * x * x, np.float32(0.044715), x) * np.float32(-1.5957691216057308)
+            return x / (one + canonical_exp(inner))
+        case "relu2":
+            positive = np.maximum(x, zero)
+            return positive * positive
+        case "gelu":
+            y = np.abs(x) * np.float32(0.70710678118654752)
+            t = one / fma(y, np.float32(0.3275911), np.full(x.shape, one))
+            total = fma(t, np.float32(1.061405429), np.full(x.shape, np.float32(-1.453152027)))
+            for coefficient in (1.421413741, -0.284496736, 0.254829592):
+                total = fma(t, total, np.float32(coefficient))
+            tail = t * total * canonical_exp(zero - y * y)
+            return np.maximum(x, zero) - np.abs(x) * (tail * np.float32(0.5))
+
+
+def canonical_softcap(x: Float32, size: float) -> Float32:
+    """size * tanh(x / size) as every kernel computes it."""
+    cap, one, two = np.float32(size), np.float32(1), np.float32(2)
+    return (one - two / (canonical_exp(x / cap * two) + one)) * cap
 
 
 # ---------------------------------------------------------------- rotary positions
@@ -217,6 +276,8 @@ def inverse_frequencies(rope: RopeSpec, length: int = 0) -> tuple[Float64, float
         case "dynamic":
             stretch = factor * max(length, context) / context - (factor - 1)
             return (rope.theta * stretch ** (rope.dim / (rope.dim - 2))) ** (-2.0 * pairs / rope.dim), 1.0
+        case "ntk":
+            return (rope.theta * factor ** (rope.dim / (rope.dim - 2))) ** (-2.0 * pairs / rope.dim), 1.0
         case "llama3":
             turns = context * plain / (2 * np.pi)
             keep = np.clip(
@@ -369,10 +430,21 @@ def canonical_int16(x: Float32) -> tuple[Array, Float32]:
     return np.rint(x * factor[..., None]).astype(np.int64), size / np.float32(32767)
 
 
-def canonical_attention(q: Float32, keys: Cached, values: Cached, scale: float, window: int | None = None) -> Float32:
+def canonical_attention(
+    q: Float32,
+    keys: Cached,
+    values: Cached,
+    scale: float,
+    window: int | None = None,
+    *,
+    softcap: float = 0.0,
+    slopes: Float32 | None = None,
+    sinks: Float32 | None = None,
+) -> Float32:
     """The float32 (heads, head_dim) that every kernel returns for the query at the last cached position.
 
-    q     float32 (heads, head_dim), turned already
+    q              float32 (heads, head_dim), turned already
+    slopes, sinks  float32 (heads,) of ALiBi; of scores that add nothing
 
     Positions are taken in chunks of 512, each from scratch, folded in order.
     """
@@ -391,6 +463,10 @@ def canonical_attention(q: Float32, keys: Cached, values: Cached, scale: float, 
             for side in (keys, values)
         )
         scores = _canonical_scores(q, k, np.float32(scale))
+        if softcap:
+            scores = canonical_softcap(scores, softcap)
+        if slopes is not None:
+            scores = scores + np.arange(seen.start - last, seen.stop - last, dtype=np.float32) * slopes[:, None]
         top = scores.max(axis=1)
         p = np.zeros((heads, _CHUNK), np.float32)
         p[:, seen.start - begin : seen.stop - begin] = canonical_exp(scores - top[:, None])
@@ -402,6 +478,10 @@ def canonical_attention(q: Float32, keys: Cached, values: Cached, scale: float, 
         part = (top, lanes[:, 0], _canonical_outputs(p[:, seen.start - begin : seen.stop - begin], v, dim))
         total = part if total is None else _canonical_fold(total, part)
     assert total is not None
+    if sinks is not None:
+        top = np.maximum(total[0], sinks)
+        keep, gain = canonical_exp(total[0] - top), canonical_exp(sinks - top)
+        total = (top, total[1] * keep + gain, total[2] * keep[:, None])
     return total[2] * (np.float32(1) / total[1])[:, None]
 
 
@@ -449,31 +529,129 @@ def _canonical_fold(total: tuple[Float32, ...], part: tuple[Float32, ...]) -> tu
 # ---------------------------------------------------------------- the decoder
 
 
-def attention(q: Array, k: Array, v: Array, scale: float, window: int | None = None) -> Float64:
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: float,
+    window: int | None = None,
+    *,
+    softcap: float | None = None,
+    alibi: bool = False,
+    sinks: Array | None = None,
+) -> Float64:
     """Causal attention: (tokens, heads, d) from q (tokens, heads, d) and k, v (keys, kv_heads, d).
 
     The queries are the last tokens of the keys' sequence. Query head h reads
     key head h // (heads / kv_heads). window: keys a query sees, its own
-    included.
+    included. sinks: (heads,)
     """
     tokens, heads, _ = q.shape
     keys, kv_heads, _ = k.shape
     out = np.empty(q.shape)
+    slopes = alibi_slopes(heads)
     for token in range(tokens):
         last = keys - tokens + token
         first = 0 if window is None else max(0, last - window + 1)
         for head in range(heads):
             kv = head // (heads // kv_heads)
             scores = k[first : last + 1, kv].astype(np.float64) @ q[token, head] * scale
-            weights = np.exp(scores - scores.max())
-            out[token, head] = weights @ v[first : last + 1, kv].astype(np.float64) / weights.sum()
+            if softcap is not None:
+                scores = softcap * np.tanh(scores / softcap)
+            if alibi:
+                scores = scores + slopes[head] * np.arange(first - last, 1)
+            top = max(scores.max(), -np.inf if sinks is None else sinks[head])
+            weights = np.exp(scores - top)
+            total = weights.sum() + (0 if sinks is None else np.exp(sinks[head] - top))
+            out[token, head] = weights @ v[first : last + 1, kv].astype(np.float64) / total
     return out
 
 
-def feed_forward(kind: Activation, gate_up: Array) -> Float64:
-    """activation(gate) * up, (tokens, intermediate) from (tokens, 2 * intermediate)."""
-    gate, up = np.split(gate_up, 2, axis=-1)
-    return activate(kind, gate) * up
+def alibi_slopes(heads: int) -> Float64:
+    """2 ** (-8 h / heads) for h = 1 .. heads; for numbers that are no power of two, as the paper's code."""
+    whole = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (h + 1) / whole) for h in range(whole)]
+    return np.array(slopes + [2 ** (-4 * (h + 1) / whole) for h in range(0, 2 * (heads - whole), 2)])
+
+
+def feed_forward(block: FeedForwardSpec, first: Array) -> Float64:
+    """(tokens, intermediate): activation(gate) * up of the first product, or its activation alone."""
+    if not block.gated:
+        return activate(block.activation, first)
+    gate, up = np.split(first, 2, axis=-1)
+    return activate(block.activation, gate) * up
+
+
+class _Forward:
+    """One pass over a prompt; see `forward`."""
+
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, Any], tokens: int, rope_length: int) -> None:
+        self.spec, self.weights, self.tokens, self.rope_length = spec, weights, tokens, rope_length
+        self.positions = np.arange(tokens)
+
+    def product(self, name: str, value: Array, scale: float = 1.0) -> Float64:
+        bias = np.asarray(self.weights.get(name + ".bias", 0.0), np.float64)
+        return (linear(self.weights[name], value) + bias) * scale
+
+    def norm(self, name: str, x: Array) -> Float64:
+        weight, bias = self.weights.get(name, 1.0), self.weights.get(name + ".bias", 0.0)
+        if self.spec.norm == "layer":
+            return layer_norm(x, weight, bias, self.spec.norm_epsilon)
+        return rms_norm(x, weight, self.spec.norm_epsilon)
+
+    def head_norm(self, kind: str, x: Array, weight: Array) -> Float64:
+        """Of queries or keys (tokens, heads, head_dim)."""
+        epsilon = self.spec.norm_epsilon
+        if kind == "head":
+            return rms_norm(x, weight, epsilon)
+        if kind == "each":
+            return layer_norm(x, np.asarray(weight).reshape(x.shape[1:]), 0.0, epsilon)
+        return rms_norm(x.reshape(self.tokens, -1), weight, epsilon).reshape(x.shape)
+
+    def attended(self, name: str, how: AttentionSpec, x: Array, scale: float) -> Float64:
+        weights = self.weights
+        qkv = self.product(name + "qkv", x).reshape(self.tokens, -1, how.head_dim)
+        if how.clip is not None:
+            qkv = np.clip(qkv, -how.clip, how.clip)
+        q, k, v = np.split(qkv, [how.heads, how.heads + how.kv_heads], axis=1)  # (tokens, heads, head_dim)
+        if how.qk_norm is not None and not how.qk_norm_last:
+            q = self.head_norm(how.qk_norm, q, weights[name + "q_norm"])
+            k = self.head_norm(how.qk_norm, k, weights[name + "k_norm"])
+        if how.query_growth is not None:
+            growth = how.query_growth
+            q = q * (1 + growth.rate * np.log1p(self.positions // growth.period))[:, None, None]
+        if how.rope is not None:
+            q = rotate(q, self.positions, how.rope, self.rope_length)
+            k = rotate(k, self.positions, how.rope, self.rope_length)
+        if how.qk_norm is not None and how.qk_norm_last:
+            q = self.head_norm(how.qk_norm, q, weights[name + "q_norm"])
+            k = self.head_norm(how.qk_norm, k, weights[name + "k_norm"])
+        extras = {"softcap": how.softcap, "alibi": how.alibi, "sinks": weights.get(name + "sinks")}
+        mixed = attention(q, k, v, how.scale, how.window, **extras)
+        return self.product(name + "out", mixed.reshape(self.tokens, -1), scale)
+
+    def fed_forward(self, name: str, block: FeedForwardSpec, x: Array, scale: float) -> Float64:
+        first = self.product(name + ("gate_up" if block.gated else "up"), x)
+        return self.product(name + "down", feed_forward(block, first), scale)
+
+    def layer(self, number: int, layer: LayerSpec, x: Array) -> Float64:
+        name = f"layers.{number}."
+
+        def before(block: str, x: Array) -> Float64:
+            block = "attention" if layer.shared_norm else block
+            return x if layer.norms == "post" else self.norm(f"{name}{block}.norm", x)
+
+        def after(block: str, y: Array) -> Float64:
+            return y if layer.norms == "pre" else self.norm(f"{name}{block}.post_norm", y)
+
+        scale = layer.residual_scale
+        attended = self.attended(name + "attention.", layer.attention, before("attention", x), scale)
+        if layer.parallel:
+            fed = self.fed_forward(name + "feed_forward.", layer.feed_forward, before("feed_forward", x), scale)
+            return x + attended + fed
+        x = x + after("attention", attended)
+        fed = self.fed_forward(name + "feed_forward.", layer.feed_forward, before("feed_forward", x), scale)
+        return x + after("feed_forward", fed)
 
 
 def forward(spec: ModelSpec, weights: Mapping[str, Any], ids: Any, rope_length: int = 0) -> Float64:
@@ -483,30 +661,18 @@ def forward(spec: ModelSpec, weights: Mapping[str, Any], ids: Any, rope_length: 
         activations are quantised too
     rope_length: what `inverse_frequencies` is asked for
     """
-    positions = np.arange(len(ids))
-    embedding = weights["embedding"]
-    table = embedding.weights() if isinstance(embedding, Quantised) else np.asarray(embedding, np.float64)
-    x = table[np.asarray(ids)] * spec.embedding_scale  # (tokens, hidden)
 
-    def product(name: str, value: Array) -> Float64:
-        return linear(weights[name], value) + np.asarray(weights.get(name + ".bias", 0.0), np.float64)
+    def rows(name: str) -> Float64:
+        table = weights[name]
+        return table.weights() if isinstance(table, Quantised) else np.asarray(table, np.float64)
 
+    run = _Forward(spec, weights, len(ids), rope_length)
+    x = rows("embedding")[np.asarray(ids)] * spec.embedding_scale  # (tokens, hidden)
+    if spec.learned_positions:
+        x = x + rows("positions")[: len(ids)]
     for number, layer in enumerate(spec.layers):
-        name = f"layers.{number}."
-        how = layer.attention
-        normed = rms_norm(x, weights[name + "attention.norm"], spec.norm_epsilon)
-        qkv = product(name + "attention.qkv", normed).reshape(len(ids), -1, how.head_dim)
-        q, k, v = np.split(qkv, [how.heads, how.heads + how.kv_heads], axis=1)  # (tokens, heads, head_dim)
-        if how.qk_norm:
-            q = rms_norm(q, weights[name + "attention.q_norm"], spec.norm_epsilon)
-            k = rms_norm(k, weights[name + "attention.k_norm"], spec.norm_epsilon)
-        if how.rope is not None:
-            q = rotate(q, positions, how.rope, rope_length)
-            k = rotate(k, positions, how.rope, rope_length)
-        mixed = attention(q, k, v, how.scale, how.window)
-        x = x + product(name + "attention.out", mixed.reshape(len(ids), -1))
-        normed = rms_norm(x, weights[name + "feed_forward.norm"], spec.norm_epsilon)
-        inner = feed_forward(layer.feed_forward.activation, product(name + "feed_forward.gate_up", normed))
-        x = x + product(name + "feed_forward.down", inner)
-    x = rms_norm(x, weights["norm"], spec.norm_epsilon)
-    return product("embedding" if spec.tied_head else "head", x) * spec.logit_scale
+        x = run.layer(number, layer, x)
+    logits = linear(weights["embedding" if spec.tied_head else "head"], run.norm("norm", x)) * spec.logit_scale
+    logits = logits + np.asarray(weights.get("head.bias", 0.0), np.float64) * spec.logit_scale
+    cap = spec.logit_softcap
+    return logits if cap is None else cap * np.tanh(logits / cap)

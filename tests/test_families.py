@@ -10,6 +10,7 @@ from engine.errors import InputError, ModelFolderError, UnsupportedModelError
 from engine.models.assignment import assign, is_optional
 from engine.models.families import Blueprint, families, recognise
 from engine.models.hf_config import HARMLESS, HfConfig
+from engine.models.names import table
 from engine.models.spec import ModelSpec, RopeScaling
 from tests.factory import cfg, mistral, qwen2, qwen3, weights
 
@@ -38,7 +39,9 @@ def windows(config):
 
 
 def test_the_families_of_this_version():
-    assert families() == (LLAMA, MISTRAL, QWEN2, QWEN3)
+    architectures = [name for together in families() for name in together]
+    assert set(CONFIGS) < set(architectures)
+    assert len(architectures) == len(set(architectures))
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -51,7 +54,7 @@ def test_a_family_reads_its_own_configuration(family):
     assert layer.feed_forward.intermediate == 96
     assert layer.attention.qkv_bias == (family == QWEN2)
     assert not layer.attention.out_bias
-    assert layer.attention.qk_norm == (family == QWEN3)
+    assert layer.attention.qk_norm == ("head" if family == QWEN3 else None)
     assert spec.tied_head == (family in {QWEN2, QWEN3})
 
 
@@ -152,17 +155,21 @@ def test_harmless_keys_are_harmless():
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 REFUSED = [
-    (cfg(model_type="newthing", architectures=["NewThingForCausalLM"]), ["NewThingForCausalLM", "LlamaForCausalLM"]),
-    (cfg(architectures=["LlamaForSequenceClassification"]), ["LlamaForSequenceClassification"]),
+    (cfg(model_type="newthing", architectures=["NewThingForCausalLM"]), ["NewThingForCausalLM", "docs/models.md"]),
+    (
+        cfg(architectures=["LlamaForSequenceClassification"]),
+        ["LlamaForSequenceClassification", "a head that classifies"],
+    ),
+    (cfg(architectures=["MambaForCausalLM"]), ["MambaForCausalLM", "state space layers"]),
     (cfg(architectures=None, model_type="newthing"), ["newthing"]),
     (cfg(model_type="granite"), ["LlamaForCausalLM", '"granite"']),
     (cfg(logits_scaling=16.0, final_logit_softcapping=30.0), ["final_logit_softcapping", "logits_scaling"]),
     (cfg(residual_multiplier=1.0), ["residual_multiplier"]),
     (cfg(sliding_window=4096), ["sliding_window"]),
-    (cfg(hidden_act="relu2"), ["hidden_act", '"relu2"', "silu"]),
+    (cfg(hidden_act="relu6"), ["hidden_act", '"relu6"', "silu"]),
     (cfg(partial_rotary_factor=0.5), ["partial_rotary_factor", "0.5"]),
     (cfg(rope_interleaved=True), ["rope_interleaved"]),
-    (cfg(head_dim=15), ["head size of 15", "odd"]),
+    (cfg(head_dim=15), ["15 numbers of a head", "pairs"]),
     (CONFIGS[QWEN2](use_mrope=True), ["use_mrope"]),
     (CONFIGS[QWEN2](attention_bias=False), ["attention_bias"]),
     (CONFIGS[QWEN2](layer_types=["chunked_attention"] * 2), ["layer_types", "chunked_attention"]),
@@ -310,7 +317,8 @@ def test_scaling(key, given, scaling, context, notices):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}, ['"longrope"', "rope_scaling"]),
+        ({"type": "su", "short_factor": [1.0] * 8}, ["long_factor", "rope_scaling"]),
+        ({"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 7}, ["long_factor", "7 entries", "8 pairs"]),
         ({"rope_type": "frobnicate", "factor": 2}, ['"frobnicate"', "linear"]),
         ({"type": "linear", "factor": 0}, ["factor = 0"]),
         ({"type": "linear", "factor": 0.5}, ["factor = 0.5", "at least 1"]),
@@ -433,7 +441,7 @@ def test_norms_of_heads_are_never_dropped():
 def test_buffers_are_harmless(name):
     theirs = shapes(weights(cfg())) | {name: (8,)}
     assert assign(llama(), theirs) == assign(llama(), shapes(weights(cfg())))
-    assert is_optional(name, llama().spec)
+    assert is_optional(name, llama())
 
 
 def test_layers_beyond_the_configured_ones_are_left_out_with_a_notice():
@@ -442,8 +450,8 @@ def test_layers_beyond_the_configured_ones_are_left_out_with_a_notice():
     assert found.tensors == assign(llama(), shapes(weights(cfg()))).tensors
     assert len(found.notices) == 1
     assert "layer 2" in found.notices[0]
-    assert is_optional("model.layers.2.eh_proj.weight", llama().spec)
-    assert not is_optional("model.layers.1.eh_proj.weight", llama().spec)
+    assert is_optional("model.layers.2.eh_proj.weight", llama())
+    assert not is_optional("model.layers.1.eh_proj.weight", llama())
 
 
 def test_a_tied_head_is_the_embedding():
@@ -476,7 +484,7 @@ def test_a_shape_that_contradicts_the_configuration_is_named(changes, name):
 
 def test_a_single_tensor_may_hold_all_parts():
     plain = llama()
-    names = dict(plain.names) | {"layers.{n}.attention.qkv": ("model.layers.{n}.qkv.weight",)}
+    names = dict(plain.names) | table({"layers.{n}.attention.qkv": "model.layers.{n}.qkv.weight"})
     theirs = shapes(weights(cfg()))
     for number in range(2):
         for part in "qkv":

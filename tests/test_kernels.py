@@ -28,6 +28,7 @@ from engine.core.operations import (
     KV_INT8,
     PAGE_TOKENS,
     Activation,
+    Norm,
     Opcode,
     Program,
     RowSet,
@@ -120,7 +121,11 @@ def test_only_wanted_rows_are_taken(bench):
     for opcode in (Opcode.QUANTISE, Opcode.NORM):
         x = Activations.room(bench, 4, 64, 0)
         source, weight = bench.copy(xs), bench.copy(np.ones(64, np.float32))
-        rest = {"weight": address(weight), "epsilon": 1e-6} if opcode is Opcode.NORM else {}
+        rest = (
+            {"norm": int(Norm.RMS), "weight": address(weight), "bias": 0, "epsilon": 1e-6}
+            if opcode is Opcode.NORM
+            else {}
+        )
         program = Program()
         program.add(
             opcode,
@@ -351,10 +356,24 @@ def test_embedding_takes_rows(bench, name, group):
             out_stride=out.strides[0],
             width=272,
             scale=scale,
+            by_position=0,
         )
         bench.run(program, 7, members=members, ids=bench.copy(ids))
         assert same_bits(out[:, :272], want)
         assert np.isnan(out[:, 272:]).all()
+
+
+def test_embeddings_of_positions_are_added(bench):
+    weights = matrix("f32", 0, 70, 272)
+    positions = np.array([0, 1, 69, 3], np.int32)
+    before = random(4, 300, seed=33)
+    out = bench.copy(before)
+    program = Program()
+    place = {"out": address(out), "out_stride": out.strides[0]}
+    program.add(Opcode.EMBED, **weights.fields(), **place, width=272, scale=1.0, by_position=1)
+    bench.run(program, 4, members=2, ids=bench.copy(positions[::-1]), positions=bench.copy(positions))
+    assert same_bits(out[:, :272], before[:, :272] + np.asarray(weights.dense, np.float32)[positions])
+    assert same_bits(out[:, 272:], before[:, 272:])
 
 
 @pytest.mark.parametrize("width", [16, 64, 576, 896, 4096])
@@ -378,7 +397,9 @@ def test_norm_equals_its_twin(bench, width, group):
             source=address(source),
             source_stride=source.strides[0],
             width=width,
+            norm=int(Norm.RMS),
             weight=address(held),
+            bias=0,
             epsilon=1e-6,
         )
         bench.run(program, 5, members=members, scratch_bytes=4 * width)
@@ -406,6 +427,128 @@ def test_norm_means_what_it_says(width):
         assert (error <= (math.ceil(width / 16) / 2 + 2 + 5) * U * np.abs(exact)).all()
 
 
+@pytest.mark.parametrize("width", [16, 64, 896])
+@pytest.mark.parametrize("parts", ["", "weight", "weight bias"])
+def test_layer_norm_equals_its_twin(bench, width, parts):
+    xs = random(4, width, seed=9, scale=3.0).copy()
+    xs[1] *= np.float32(1e-12)  # epsilon decides
+    xs[2] = 7
+    weight, bias = (
+        random(width, seed=seed) if name in parts else None for seed, name in ((10, "weight"), (34, "bias"))
+    )
+    want = np.stack([naive.canonical_layer_norm(row, weight, bias, 1e-5) for row in xs])
+    fields = {
+        "norm": int(Norm.LAYER),
+        "weight": 0 if weight is None else address(bench.copy(weight)),
+        "bias": 0 if bias is None else address(bench.copy(bias)),
+        "epsilon": 1e-5,
+        "width": width,
+    }
+    for members in (1, 3):
+        x = Activations.room(bench, 4, width, 0)
+        source, added = bench.copy(xs), bench.copy(xs)
+        program = Program()
+        place = {"source": address(source), "source_stride": source.strides[0]}
+        program.add(Opcode.NORM, **x.fields(), rows=0, **place, **fields)
+        program.add(Opcode.RESIDUAL, **place, **fields, out=address(added), out_stride=added.strides[0])
+        bench.run(program, 4, members=members, scratch_bytes=4 * width)
+        assert same_bits(x.codes, want)
+        assert same_bits(added, xs + want)
+
+
+@pytest.mark.parametrize("width", [16, 576, 4096])
+def test_layer_norm_means_what_it_says(width):
+    """Within (n / 32 + 12) u of the largest result: as the other norm, and the mean, whose error is that of a sum."""
+    xs, weight, bias = random(4, width, seed=9, scale=3.0), random(width, seed=10), random(width, seed=34)
+    for row in xs:
+        exact = naive.layer_norm(row[None], weight, bias, 1e-5)[0]
+        error = np.abs(naive.canonical_layer_norm(row, weight, bias, 1e-5) - exact)
+        assert error.max() <= (width / 32 + 12) * U * np.abs(exact).max()
+
+
+def test_a_residual_is_added_as_it_is_or_normed(bench):
+    xs, branch, weight = random(5, 96, seed=1), random(5, 96, seed=2), random(96, seed=3)
+    normed = np.stack([naive.canonical_rms_norm(row, weight, 1e-6) for row in branch])
+    for kind, want in ((Norm.NONE, xs + branch), (Norm.RMS, xs + normed)):
+        out, source = bench.copy(xs), bench.copy(branch)
+        program = Program()
+        program.add(
+            Opcode.RESIDUAL,
+            source=address(source),
+            source_stride=source.strides[0],
+            width=96,
+            norm=int(kind),
+            weight=address(bench.copy(weight)),
+            bias=0,
+            epsilon=1e-6,
+            out=address(out),
+            out_stride=out.strides[0],
+        )
+        bench.run(program, 5, members=2)
+        assert same_bits(out, want)
+
+
+@pytest.mark.parametrize("kind", ["clip", "width", "each", "growth"])
+def test_preparation_equals_its_twin(bench, kind):
+    heads, kv_heads, size, tokens = 4, 2, 32, 6
+    q, kv = heads * size, kv_heads * size
+    qkv = random(tokens, q + 2 * kv, seed=21, scale=2.0)
+    weights, factors = random(q + kv, seed=22), random(4, seed=23)
+    positions = np.array([0, 1, 63, 64, 130, 255], np.int32)
+    want = qkv.copy()
+    match kind:
+        case "clip":
+            want = np.clip(qkv, np.float32(-1.5), np.float32(1.5))
+        case "growth":
+            want[:, :q] *= factors[positions // 64][:, None]
+        case _:
+            run = size if kind == "each" else None
+            for row in want:
+                for first, end in ((0, q), (q, q + kv)):
+                    for start in range(first, end, run or end - first):
+                        part = slice(start, start + (run or end - first))
+                        if kind == "each":
+                            row[part] = naive.canonical_layer_norm(row[part], weights[part], None, 1e-5)
+                        else:
+                            row[part] = naive.canonical_rms_norm(row[part], weights[part], 1e-5)
+    held, grown = bench.copy(weights), bench.copy(factors)
+    for members in (1, 2):
+        source = bench.copy(qkv)
+        program = Program()
+        program.add(
+            Opcode.PREPARE,
+            source=address(source),
+            source_stride=source.strides[0],
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=size,
+            clip=1.5 if kind == "clip" else 0.0,
+            norm=int({"width": Norm.RMS, "each": Norm.LAYER}.get(kind, Norm.NONE)),
+            run=size if kind == "each" else 0,
+            q_norm=address(held),
+            k_norm=address(held) + 4 * q,
+            epsilon=1e-5,
+            growth=address(grown) if kind == "growth" else 0,
+            growth_period=64,
+        )
+        bench.run(program, tokens, members=members, positions=bench.copy(positions))
+        assert same_bits(source, want)
+
+
+def test_soft_cap_equals_its_twin_and_means_what_it_says(bench):
+    """|canonical - float64| <= 6 u times the cap: exp's error, and five roundings of numbers up to 1."""
+    xs = np.stack([np.linspace(-400, 400, 2048), np.linspace(-3, 3, 2048)]).astype(np.float32)
+    want = naive.canonical_softcap(xs, 30.0)
+    assert np.abs(want - 30 * np.tanh(xs.astype(np.float64) / 30)).max() <= 6 * U * 30
+    for members in (1, 3):
+        logits = bench.copy(xs)
+        program = Program()
+        place = {"source": address(logits), "source_stride": logits.strides[0]}
+        program.add(Opcode.SOFTCAP, **place, width=2048, size=30.0)
+        bench.run(program, 5, members=members, wanted=2)
+        assert same_bits(logits, want)
+
+
 GATES = np.concatenate(
     [
         random(700, seed=11, scale=3.0),
@@ -417,16 +560,17 @@ GATES = np.concatenate(
 
 
 @pytest.mark.parametrize("group", [0, 32, 256])
-@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
-def test_activation_equals_its_twin(bench, kind, group):
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "gelu", "relu2"])
+def test_activation_equals_its_twin(bench, kind, gated, group):
     width = 1408
     gates = np.stack([GATES[:width], GATES[8:], -GATES[:width]])
     ups = random(3, width, seed=12)
-    want = naive.canonical_activate(kind, gates, ups)
+    want = naive.canonical_activate(kind, gates, ups if gated else None)
     columns = -(-width // max(group, 16)) * max(group, 16)
     for members in (1, 2, 3):
         x = Activations.room(bench, 3, columns, group)
-        source = bench.copy(np.concatenate([gates, ups], axis=1))
+        source = bench.copy(np.concatenate([gates, ups], axis=1) if gated else gates)
         program = Program()
         program.add(
             Opcode.ACTIVATE,
@@ -436,6 +580,7 @@ def test_activation_equals_its_twin(bench, kind, group):
             source_stride=source.strides[0],
             width=width,
             function=int(Activation[kind.upper()]),
+            gated=int(gated),
         )
         bench.run(program, 3, members=members, scratch_bytes=4 * width)
         for row in range(3):
@@ -470,6 +615,13 @@ def test_activation_means_what_it_says(kind, relative):
     got = naive.canonical_activate(kind, x, np.ones_like(x))
     left_over = np.abs(x) * (np.exp(-88.0) + 2.0**-52)
     assert (np.abs(got - exact) <= relative * np.abs(exact) + 1.01 * left_over).all()
+
+
+def test_gelu_means_what_it_says():
+    """|canonical - float64| <= |x| 2e-7 + 1e-7: the formula's 1.5e-7 / 2, and roundings."""
+    x = GATES[np.abs(GATES) < 700]
+    error = np.abs(naive.canonical_activate("gelu", x) - naive.activate("gelu", x))
+    assert (error <= 2e-7 * np.abs(x) + 1e-7).all()
 
 
 POSITIONS = np.array([0, 1, 63, 64, 511, 4095, 32767, 131071, 999_999, 10_000_000], np.int32)
@@ -518,7 +670,11 @@ class Shape:
     rotary_dim: int | None = None
     interleaved: bool = False
     qk_norm: bool = False
+    norm_last: bool = False
     balanced: bool = False
+    softcap: float = 0.0
+    alibi: bool = False
+    sinks: bool = False
 
     @property
     def width(self):
@@ -595,14 +751,23 @@ class Layer:
             angles=0 if angles is None else address(angles),
             q_norm=0 if norms is None else address(norms),
             k_norm=0 if norms is None else address(norms) + norms.strides[0],
+            norm_last=int(shape.norm_last),
             epsilon=1e-6,
             balance=0 if balance is None else address(balance),
             scale=shape.scale,
             **pages,
         )
         place = {"out": address(out), "out_stride": out.strides[0]}
-        folding = {"window": shape.window or 0, "partials": address(partials), "partial_chunks": self.chunks}
-        program.add(Opcode.ATTEND, **heads, **pages, **place, **folding)
+        sinks = address(bench.copy(sink_scores(shape))) if shape.sinks else 0
+        slopes = address(bench.copy(alibi_slopes(shape))) if shape.alibi else 0
+        folding = {
+            "window": shape.window or 0,
+            "partials": address(partials),
+            "partial_chunks": self.chunks,
+            "sinks": sinks,
+        }
+        bends = {"softcap": shape.softcap, "slopes": slopes}
+        program.add(Opcode.ATTEND, **heads, **pages, **place, **folding, **bends)
         program.add(Opcode.MERGE, heads=shape.heads, head_dim=shape.head_dim, **place, **folding)
         bench.run(
             program,
@@ -634,6 +799,14 @@ def norm_weights(shape):
     return random(2, shape.head_dim, seed=14) * np.float32(0.2) + np.float32(1)
 
 
+def sink_scores(shape):
+    return random(shape.heads, seed=16, scale=3.0)
+
+
+def alibi_slopes(shape):
+    return naive.alibi_slopes(shape.heads).astype(np.float32)
+
+
 def balance_factors(shape):
     """float32 (2, kv_heads, head_dim): powers of two for keys, their inverses for queries."""
     exponents = np.random.default_rng(15).integers(-8, 9, (shape.kv_heads, shape.head_dim))
@@ -657,19 +830,34 @@ class Twin:
             naive.Cached(c.numbers[: position + 1], None if c.scales is None else c.scales[: position + 1])
             for c in (self.keys, self.values)
         ]
-        return naive.canonical_attention(self.q[position], *seen, self.shape.scale, self.shape.window)
+        return naive.canonical_attention(
+            self.q[position],
+            *seen,
+            self.shape.scale,
+            self.shape.window,
+            softcap=self.shape.softcap,
+            slopes=alibi_slopes(self.shape) if self.shape.alibi else None,
+            sinks=sink_scores(self.shape) if self.shape.sinks else None,
+        )
+
+
+def normed_heads(shape, q, k):
+    of_queries, of_keys = norm_weights(shape)
+    q = np.stack([[naive.canonical_rms_norm(head, of_queries, 1e-6) for head in token] for token in q])
+    k = np.stack([[naive.canonical_rms_norm(head, of_keys, 1e-6) for head in token] for token in k])
+    return q, k
 
 
 def twin(shape, kv, qkv):
     q, k, v = np.split(qkv.reshape(len(qkv), -1, shape.head_dim), [shape.heads, shape.heads + shape.kv_heads], axis=1)
-    if shape.qk_norm:
-        of_queries, of_keys = norm_weights(shape)
-        q = np.stack([[naive.canonical_rms_norm(head, of_queries, 1e-6) for head in token] for token in q])
-        k = np.stack([[naive.canonical_rms_norm(head, of_keys, 1e-6) for head in token] for token in k])
+    if shape.qk_norm and not shape.norm_last:
+        q, k = normed_heads(shape, q, k)
     if shape.rotary_dim is not None:
         angles = turns(shape, np.arange(len(qkv), dtype=np.int32))
         q = naive.canonical_rotate(q, angles, interleaved=shape.interleaved)
         k = naive.canonical_rotate(k, angles, interleaved=shape.interleaved)
+    if shape.qk_norm and shape.norm_last:
+        q, k = normed_heads(shape, q, k)
     if shape.balanced:
         of_keys, of_queries = balance_factors(shape)
         q, k = q * np.repeat(of_queries, shape.heads // shape.kv_heads, axis=0), k * of_keys
@@ -709,6 +897,7 @@ ROTATIONS = [
     Shape(2, 2, 64, rotary_dim=48, interleaved=True, qk_norm=True),
     Shape(8, 1, 80, rotary_dim=80, qk_norm=True),
     Shape(6, 2, 96, rotary_dim=96, qk_norm=True, balanced=True),
+    Shape(4, 2, 32, rotary_dim=16, qk_norm=True, norm_last=True),
     Shape(2, 1, 256, rotary_dim=64),
 ]
 
@@ -764,6 +953,9 @@ HEAD_SHAPES = [
     Shape(8, 1, 256),
     Shape(4, 1, 496),
     Shape(2, 1, 512),
+    Shape(4, 2, 32, softcap=2.0, window=100),
+    Shape(6, 3, 32, alibi=True),
+    Shape(4, 4, 48, sinks=True, window=90),
 ]
 """1 to 8 query heads share a key head; head sizes with groups of 16 and of 32, up to the largest with each."""
 

@@ -34,7 +34,7 @@ from engine.errors import InputError, ModelFolderError, SettingError, Unsupporte
 from engine.models.assignment import Assignment, assign, is_optional
 from engine.models.decoder import check_shapes
 from engine.models.families import Blueprint, recognise
-from engine.models.spec import ModelSpec, TensorSpec
+from engine.models.spec import ModelSpec
 from engine.models.store import SourceFile
 from engine.models.weights import NO_END_NOTICE
 from engine.settings import Sampling, checked
@@ -129,7 +129,7 @@ class Source:
 
     def kept(self, assignment: Assignment) -> str:
         """The format that holds a tensor of ours exactly: what all its parts are in, else float32."""
-        kinds = {self.reader.kept(source) for source in assignment.sources}
+        kinds = {"f32" if part.unit else self.reader.kept(part.name) for part in assignment.parts}
         return kinds.pop() if len(kinds) == 1 else "f32"
 
     def bytes(self, assignment: Assignment) -> int:
@@ -138,13 +138,16 @@ class Source:
 
     def rows(self, assignment: Assignment, first: int, count: int) -> Rows:
         """Rows of the stacked tensor, float32 (count, cols); a vector is one row of all its parts."""
+        columns = assignment.tensor.cols
+        spans = assignment.spans()
         if assignment.tensor.role == "vector":
-            return np.concatenate([self.reader.rows(source, 0, 1) for source in assignment.sources], axis=1)
+            values = np.concatenate([part.vector(self.reader, end - begin) for part, begin, end in spans])
+            return values.reshape(1, -1)
         pieces = []
-        for source, begin, end in _part_ranges(assignment):
+        for part, begin, end in spans:
             low, high = max(first, begin), min(first + count, end)
             if low < high:
-                pieces.append(self.reader.rows(source, low - begin, high - low))
+                pieces.append(part.read(self.reader, low - begin, high - low, columns))
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     @property
@@ -156,7 +159,7 @@ class Source:
 
     def coding(self, assignment: Assignment) -> tuple[str, int] | None:
         """("q4" or "q8", columns that share a scale) when all parts are stored as such whole numbers."""
-        codings = [self.reader.coding(source) for source in assignment.sources]
+        codings = [self.reader.coding(part.name) if part.is_rows else None for part in assignment.parts]
         known = [coding for coding in codings if coding is not None]
         group = min((group for _, group in known), default=0)
         whole = [theirs % group for _, theirs in known if theirs < assignment.tensor.cols]
@@ -167,18 +170,19 @@ class Source:
     def coded(self, assignment: Assignment, first: int, count: int, group: int) -> Coded:
         """Rows of the stacked tensor as they are stored, with a scale for each `group` of columns."""
         pieces = []
-        for source, begin, end in _part_ranges(assignment):
+        for part, begin, end in assignment.spans():
             low, high = max(first, begin), min(first + count, end)
             if low < high:
-                coding = self.reader.coding(source)
+                coding = self.reader.coding(part.name)
                 assert coding is not None
-                piece = self.reader.coded(source, low - begin, high - low)
+                begins, length, rows = part.span(low - begin, high - low)
+                piece = self.reader.coded(part.name, begins, length)
                 times, groups = -(-coding[1] // group), -(-assignment.tensor.cols // group)
                 scales, zeros = (
-                    None if grid is None else np.repeat(grid, times, axis=1)[:, :groups] for grid in piece[1:]
+                    None if grid is None else np.repeat(grid, times, axis=1)[rows, :groups] for grid in piece[1:]
                 )
                 assert scales is not None
-                pieces.append(Coded(piece.codes, scales, zeros))
+                pieces.append(Coded(piece.codes[rows], scales, zeros))
         zeros = None if pieces[0].zeros is None else np.concatenate([piece.zeros for piece in pieces])
         return Coded(
             np.concatenate([piece.codes for piece in pieces]), np.concatenate([piece.scales for piece in pieces]), zeros
@@ -186,10 +190,10 @@ class Source:
 
     def name_at(self, assignment: Assignment, row: int) -> str:
         """Their name of the tensor that one of our rows comes from."""
-        for source, begin, end in _part_ranges(assignment):
+        for part, begin, end in assignment.spans():
             if begin <= row < end:
-                return source
-        return assignment.sources[0]
+                return part.name
+        return assignment.parts[0].name
 
 
 def open_source(path: Path) -> Source:
@@ -233,7 +237,7 @@ def _open_folder(
         ModelFolderError, UnsupportedModelError: they do not belong together, or are not plain weights
     """
     spec = blueprint.spec
-    lacking = sorted({file for name, file in stored.absent.items() if not is_optional(name, spec)})
+    lacking = sorted({file for name, file in stored.absent.items() if not is_optional(name, blueprint)})
     if lacking:
         raise ModelFolderError(f"{', '.join(lacking)} of {folder.name} is missing: the download is incomplete")
     tensors = plain_tensors(stored.entries, description.quantisation)
@@ -416,15 +420,3 @@ class _FolderReader:
 
     def coded(self, name: str, first: int, count: int) -> Coded:
         return self._tensors[name].coded(first, count)
-
-
-def _part_ranges(assignment: Assignment) -> list[tuple[str, int, int]]:
-    """(their name, first row, end row) of every part."""
-    tensor: TensorSpec = assignment.tensor
-    if len(assignment.sources) == 1:
-        return [(assignment.sources[0], 0, tensor.rows)]
-    ranges, begin = [], 0
-    for source, rows in zip(assignment.sources, tensor.parts, strict=True):
-        ranges.append((source, begin, begin + rows))
-        begin += rows
-    return ranges

@@ -28,6 +28,7 @@ __all__ = [
     "STATE_WORDS",
     "TILE_ROWS",
     "Activation",
+    "Norm",
     "Opcode",
     "Program",
     "RowSet",
@@ -58,6 +59,9 @@ class Opcode(IntEnum):
     ROTATE = 7
     ATTEND = 8
     MERGE = 9
+    PREPARE = 10
+    RESIDUAL = 11
+    SOFTCAP = 12
 
 
 class WeightKind(IntEnum):
@@ -82,18 +86,30 @@ class Activation(IntEnum):
 
     SILU = 0
     GELU_TANH = 1
+    GELU = 2
+    RELU2 = 3
+
+
+class Norm(IntEnum):
+    """What is done to a row, or to a head of it, before its weights are applied."""
+
+    NONE = 0
+    RMS = 1
+    LAYER = 2
 
 
 _WEIGHTS = ("kind", "panels", "meta", "blocks", "columns", "group", "factor")
 # Where activations go or come from: int8 with scale and sum per group, or float32 when group is 0.
 _ACTIVATIONS = ("x_group", "x_codes", "x_stride", "x_scales", "x_sums", "x_scale_stride", "x_columns")
 
+_NORM = ("norm", "weight", "bias", "epsilon")
+
 FIELDS: Final[dict[Opcode, tuple[str, ...]]] = {
-    Opcode.EMBED: (*_WEIGHTS, "out", "out_stride", "width", "scale"),
+    Opcode.EMBED: (*_WEIGHTS, "out", "out_stride", "width", "scale", "by_position"),
     Opcode.ANGLES: ("frequencies", "count", "out", "attention_factor"),
-    Opcode.NORM: (*_ACTIVATIONS, "rows", "source", "source_stride", "width", "weight", "epsilon"),
+    Opcode.NORM: (*_ACTIVATIONS, "rows", "source", "source_stride", "width", *_NORM),
     Opcode.QUANTISE: (*_ACTIVATIONS, "rows", "source", "source_stride", "width"),
-    Opcode.ACTIVATE: (*_ACTIVATIONS, "rows", "source", "source_stride", "width", "function"),
+    Opcode.ACTIVATE: (*_ACTIVATIONS, "rows", "source", "source_stride", "width", "function", "gated"),
     Opcode.MATMUL: (*_ACTIVATIONS, "rows", *_WEIGHTS, "bias", "out", "out_stride", "add"),
     Opcode.ROTATE: (
         "source",
@@ -106,6 +122,7 @@ FIELDS: Final[dict[Opcode, tuple[str, ...]]] = {
         "angles",
         "q_norm",
         "k_norm",
+        "norm_last",
         "epsilon",
         "balance",
         "scale",
@@ -133,8 +150,28 @@ FIELDS: Final[dict[Opcode, tuple[str, ...]]] = {
         "out_stride",
         "partials",
         "partial_chunks",
+        "sinks",
+        "softcap",
+        "slopes",
     ),
-    Opcode.MERGE: ("heads", "head_dim", "window", "out", "out_stride", "partials", "partial_chunks"),
+    Opcode.MERGE: ("heads", "head_dim", "window", "out", "out_stride", "partials", "partial_chunks", "sinks"),
+    Opcode.PREPARE: (
+        "source",
+        "source_stride",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "clip",
+        "norm",
+        "run",
+        "q_norm",
+        "k_norm",
+        "epsilon",
+        "growth",
+        "growth_period",
+    ),
+    Opcode.RESIDUAL: ("source", "source_stride", "width", *_NORM, "out", "out_stride"),
+    Opcode.SOFTCAP: ("source", "source_stride", "width", "size"),
 }
 
 STATE: Final = (

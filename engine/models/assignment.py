@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from engine.errors import ModelFolderError, UnsupportedModelError
-from engine.models.families import Blueprint, Names
+from engine.models.families import Blueprint
 from engine.models.hf_config import listed
-from engine.models.spec import ModelSpec, TensorSpec
+from engine.models.names import Names, Part
+from engine.models.spec import TensorSpec
 
 __all__ = ["Assignment", "Assignments", "assign", "is_optional"]
 
 # Buffers that old exports carry beside the weights; all can be computed from the configuration.
 _IGNORED = re.compile(r"(^|\.)(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids)$")
-_LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
+_LAYER = re.compile(r"(^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One tensor of ours and the tensors of theirs that fill it, stacked in this order."""
+    """One tensor of ours and the parts of theirs that fill it, stacked in this order.
+
+    A single part may hold all that is stacked in ours.
+    """
 
     tensor: TensorSpec
-    sources: tuple[str, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of their tensors, each once."""
+        return tuple(dict.fromkeys(part.name for part in self.parts))
+
+    def spans(self) -> list[tuple[Part, int, int]]:
+        """(part, first row, end row) in ours; entries instead of rows in a vector."""
+        sizes = self.tensor.parts if len(self.parts) == len(self.tensor.parts) else (sum(self.tensor.parts),)
+        ends = list(accumulate(sizes))
+        return list(zip(self.parts, [0, *ends], ends, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +64,12 @@ def assign(blueprint: Blueprint, shapes: Mapping[str, Sequence[int]]) -> Assignm
         UnsupportedModelError: there are tensors that the family does not use; named
     """
     spec = blueprint.spec
-    tensors = tuple(Assignment(tensor, _sources(blueprint.names, tensor.name)) for tensor in spec.tensors())
+    body, head = _spelling(blueprint, shapes)
+    tensors = tuple(
+        Assignment(tensor, tuple(part.under(body, head) for part in _parts(blueprint.names, tensor.name)))
+        for tensor in spec.tensors()
+    )
+    stored_head = [part.under(body, head).name for part in blueprint.names.get("head", ())]
     used = {source for assignment in tensors for source in assignment.sources}
     missing = [source for assignment in tensors for source in assignment.sources if source not in shapes]
     if missing:
@@ -57,13 +78,13 @@ def assign(blueprint: Blueprint, shapes: Mapping[str, Sequence[int]]) -> Assignm
     extra_layers: set[int] = set()
     unknown: list[str] = []
     for name in shapes:
-        if name in used or _IGNORED.search(name):
+        if name in used or _is_unused(name, blueprint):
             continue
         layer = _LAYER.search(name)
         if layer and int(layer[2][:9]) >= len(spec.layers):
             extra_layers.add(int(layer[2][:9]))
-        elif spec.tied_head and (name,) == blueprint.names["head"]:
-            redundant.append((name, blueprint.names["embedding"][0]))
+        elif spec.tied_head and [name] == stored_head:
+            redundant.append((name, tensors[0].parts[0].name))
         else:
             unknown.append(name)
     if unknown:
@@ -79,30 +100,42 @@ def assign(blueprint: Blueprint, shapes: Mapping[str, Sequence[int]]) -> Assignm
     return Assignments(tensors, tuple(redundant), tuple(notices))
 
 
-def is_optional(name: str, spec: ModelSpec) -> bool:
+def is_optional(name: str, blueprint: Blueprint) -> bool:
     """Whether a model can do without a tensor of theirs: a buffer, or part of a layer beyond the configured ones."""
     layer = _LAYER.search(name)
-    return bool(_IGNORED.search(name)) or (layer is not None and int(layer[2][:9]) >= len(spec.layers))
+    beyond = layer is not None and int(layer[2][:9]) >= len(blueprint.spec.layers)
+    return beyond or _is_unused(name, blueprint)
 
 
-def _sources(names: Names, name: str) -> tuple[str, ...]:
+def _is_unused(name: str, blueprint: Blueprint) -> bool:
+    return bool(_IGNORED.search(name) or (blueprint.ignored and re.match(blueprint.ignored, name)))
+
+
+def _spelling(blueprint: Blueprint, shapes: Mapping[str, Sequence[int]]) -> tuple[str, str]:
+    """What these files write for `model.` and before `lm_head`: the first of the family's ways that fits."""
+    embedding = blueprint.names["embedding"][0]
+    for body, head in blueprint.spellings:
+        if embedding.under(body, head).name in shapes:
+            return body, head
+    return blueprint.spellings[0]
+
+
+def _parts(names: Names, name: str) -> tuple[Part, ...]:
     number = re.match(r"layers\.(\d+)\.", name)
     if number is None:
         return names[name]
     pattern = "layers.{n}." + name[number.end() :]
-    return tuple(source.replace("{n}", number[1]) for source in names[pattern])
+    return tuple(replace(part, name=part.name.replace("{n}", number[1])) for part in names[pattern])
 
 
 def _check_shapes(assignment: Assignment, shapes: Mapping[str, Sequence[int]]) -> None:
     tensor = assignment.tensor
-    # A single source may hold all parts already stacked.
-    parts = tensor.parts if len(assignment.sources) == len(tensor.parts) else (sum(tensor.parts),)
-    for source, part in zip(assignment.sources, parts, strict=True):
-        wanted = (part,) if tensor.role == "vector" else (part, tensor.cols)
-        shape = tuple(shapes[source])
+    for part, first, end in assignment.spans():
+        wanted = part.shape((end - first,) if tensor.role == "vector" else (end - first, tensor.cols))
+        shape = tuple(shapes[part.name])
         if shape != wanted:
             raise ModelFolderError(
-                f"{source} is {_times(shape)}, but the configuration asks for {_times(wanted)}: "
+                f"{part.name} is {_times(shape)}, but the configuration asks for {_times(wanted)}: "
                 "the weights belong to another configuration"
             )
 

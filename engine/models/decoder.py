@@ -24,6 +24,7 @@ from engine.core.operations import (
     STATE_WORDS,
     TILE_ROWS,
     Activation,
+    Norm,
     Opcode,
     Program,
     RowSet,
@@ -34,8 +35,8 @@ from engine.core.quant import FORMATS
 from engine.core.team import Team
 from engine.errors import UnsupportedModelError
 from engine.models.batch import Batch
-from engine.models.rope import inverse_frequencies
-from engine.models.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from engine.models.rope import inverse_frequencies, logarithm, power
+from engine.models.spec import AttentionSpec, LayerSpec, ModelSpec, QueryGrowth, RopeSpec
 from engine.models.weights import Tensor, Weights
 from engine.settings import KvDtype
 
@@ -48,7 +49,15 @@ _KINDS = {
     "bf16": WeightKind.BF16,
     "f32": WeightKind.F32,
 }
-_ACTIVATIONS = {"silu": Activation.SILU, "gelu_tanh": Activation.GELU_TANH}
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_tanh": Activation.GELU_TANH,
+    "relu2": Activation.RELU2,
+}
+_NORMS = {"rms": Norm.RMS, "layer": Norm.LAYER}
+_RUN_NORMS = {"width": Norm.RMS, "each": Norm.LAYER}
+"""Norms of queries and keys that are not of every head alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +119,6 @@ def check_shapes(spec: ModelSpec) -> None:
         if layer.attention.head_dim > 512:
             message = f"{spec.family} with head_dim = {layer.attention.head_dim} is not supported; up to 512 is"
             raise UnsupportedModelError(message)
-        if layer.feed_forward.activation not in _ACTIVATIONS:
-            message = f"{spec.family} with activation {layer.feed_forward.activation} is not supported"
-            raise UnsupportedModelError(message)
 
 
 def scratch_bytes(spec: ModelSpec) -> int:
@@ -171,6 +177,8 @@ class Decoder:
         self._weights, self._pool, self._team, self._kv = weights, pool, team, kv
         self._buffers: list[NDArray[np.uint8]] = []
         self._tensors: dict[str, Tensor] = {}
+        self._slopes: dict[int, int] = {}
+        self._growths: dict[QueryGrowth, int] = {}
         self._padded_vocab = -(-spec.vocab_size // 16) * 16
         self._logits = self._floats(max_wanted, self._padded_vocab)
         self._program = self._lowered().table()
@@ -253,13 +261,13 @@ class Decoder:
             self._tensors[name] = self._weights.tensor(name)
         return self._tensors[name]
 
-    def _vector(self, name: str, size: int | None = None) -> int:
-        """Address of a float32 vector, zero-padded to `size`."""
+    def _vector(self, name: str, size: int | None = None, scale: float = 1.0) -> int:
+        """Address of a float32 vector times `scale`, zero-padded to `size`."""
         tensor = self._tensor(name)
-        if size is None or size == tensor.cols:
+        if size in {None, tensor.cols} and scale == 1.0:
             return tensor.address
-        padded = self._floats(1, size)
-        padded[0, : tensor.cols] = tensor.vector()
+        padded = self._floats(1, size or tensor.cols)
+        padded[0, : tensor.cols] = tensor.vector() * np.float32(scale)
         return int(padded.ctypes.data)
 
     def _weight_fields(self, tensor: Tensor, scale: float = 1.0) -> dict[str, int | float]:
@@ -282,7 +290,7 @@ class Decoder:
         widest = max(
             max(
                 (a := layer.attention).head_dim * (a.heads + 2 * a.kv_heads),
-                2 * layer.feed_forward.intermediate,
+                (2 if layer.feed_forward.gated else 1) * layer.feed_forward.intermediate,
             )
             for layer in spec.layers
         )
@@ -291,25 +299,43 @@ class Decoder:
             self.max_tokens, max(layer.attention.heads * layer.attention.head_dim for layer in spec.layers)
         )
         self._activations = self._activation_rooms()
+        # What a block computes, where it is not added to x at once.
+        self._branch = self._x
+        if any(layer.parallel or layer.norms != "pre" for layer in spec.layers):
+            self._branch = self._floats(self.max_tokens, spec.hidden)
         angles = self._lower_angles(program)
-        embedding = self._tensor("embedding")
-        program.add(
-            Opcode.EMBED,
-            **self._weight_fields(embedding),
-            out=self._x.ctypes.data,
-            out_stride=self._x.strides[0],
-            width=spec.hidden,
-            scale=float(spec.embedding_scale),
-        )
+        self._lower_embedding(program, "embedding", spec.embedding_scale)
+        if spec.learned_positions:
+            self._lower_embedding(program, "positions", 1.0)
         rooms = self._attention_rooms()
         offsets = self._pool.layout.layer_offsets
         for number, layer in enumerate(spec.layers):
-            self._lower_attention(program, number, layer.attention, angles, rooms, offsets[number])
+            self._lower_attention(program, number, layer, angles, rooms, offsets[number])
             self._lower_feed_forward(program, number, layer)
         head = self._tensor("embedding" if spec.tied_head else "head")
         self._lower_norm(program, "norm", head, RowSet.WANTED)
-        self._lower_product(program, head, self._logits, RowSet.WANTED, scale=spec.logit_scale)
+        bias = "head.bias" if spec.head_bias else None
+        self._lower_product(program, head, self._logits, RowSet.WANTED, bias=bias, scale=spec.logit_scale)
+        if spec.logit_softcap is not None:
+            program.add(
+                Opcode.SOFTCAP,
+                source=self._logits.ctypes.data,
+                source_stride=self._logits.strides[0],
+                width=self._padded_vocab,
+                size=float(spec.logit_softcap),
+            )
         return program
+
+    def _lower_embedding(self, program: Program, name: str, scale: float) -> None:
+        program.add(
+            Opcode.EMBED,
+            **self._weight_fields(self._tensor(name)),
+            out=self._x.ctypes.data,
+            out_stride=self._x.strides[0],
+            width=self.spec.hidden,
+            scale=float(scale),
+            by_position=int(name == "positions"),
+        )
 
     def _lower_angles(self, program: Program) -> dict[RopeSpec, int]:
         """One operation per kind of rotation; where its angles will lie."""
@@ -349,6 +375,15 @@ class Decoder:
         stride = columns + 64 if tensor.group else row_bytes
         return _Activations(tensor.group, codes, stride, scales, sums, scale_row_bytes, columns)
 
+    def _norm_fields(self, name: str) -> dict[str, int | float]:
+        spec = self.spec
+        return {
+            "norm": int(_NORMS[spec.norm]),
+            "weight": self._vector(name) if spec.norm_weight else 0,
+            "bias": self._vector(f"{name}.bias") if spec.norm_bias else 0,
+            "epsilon": float(spec.norm_epsilon),
+        }
+
     def _lower_norm(self, program: Program, name: str, consumer: Tensor, rows: RowSet = RowSet.TOKENS) -> None:
         program.add(
             Opcode.NORM,
@@ -357,8 +392,35 @@ class Decoder:
             source=self._x.ctypes.data,
             source_stride=self._x.strides[0],
             width=self.spec.hidden,
-            weight=self._vector(name),
-            epsilon=float(self.spec.norm_epsilon),
+            **self._norm_fields(name),
+        )
+
+    def _lower_input(self, program: Program, name: str, norms: str, consumer: Tensor) -> None:
+        """What a block reads: the norm of x, or x itself where only its output is normed."""
+        if norms != "post":
+            self._lower_norm(program, name, consumer)
+        else:
+            self._lower_quantise(program, self._x, self.spec.hidden, consumer)
+
+    def _lower_quantise(self, program: Program, source: NDArray[np.float32], width: int, consumer: Tensor) -> None:
+        program.add(
+            Opcode.QUANTISE,
+            **self._input_of(consumer).fields(),
+            rows=int(RowSet.TOKENS),
+            source=source.ctypes.data,
+            source_stride=source.strides[0],
+            width=width,
+        )
+
+    def _lower_residual(self, program: Program, norm: dict[str, int | float] | None = None) -> None:
+        program.add(
+            Opcode.RESIDUAL,
+            source=self._branch.ctypes.data,
+            source_stride=self._branch.strides[0],
+            width=self.spec.hidden,
+            **(norm or {"norm": int(Norm.NONE), "weight": 0, "bias": 0, "epsilon": 0.0}),
+            out=self._x.ctypes.data,
+            out_stride=self._x.strides[0],
         )
 
     def _lower_product(
@@ -378,7 +440,7 @@ class Decoder:
             **self._input_of(tensor).fields(),
             rows=int(rows),
             **self._weight_fields(tensor, scale),
-            bias=0 if bias is None else self._vector(bias, padded),
+            bias=0 if bias is None else self._vector(bias, padded, scale),
             out=out.ctypes.data,
             out_stride=out.strides[0],
             add=int(add),
@@ -398,15 +460,16 @@ class Decoder:
         self,
         program: Program,
         number: int,
-        attention: AttentionSpec,
+        layer: LayerSpec,
         angles: dict[RopeSpec, int],
         rooms: tuple[int, int, int, int],
         offset: int,
     ) -> None:
-        prefix = f"layers.{number}.attention"
+        prefix, attention = f"layers.{number}.attention", layer.attention
         qkv = self._tensor(f"{prefix}.qkv")
-        self._lower_norm(program, f"{prefix}.norm", qkv)
+        self._lower_input(program, f"{prefix}.norm", layer.norms, qkv)
         self._lower_product(program, qkv, self._wide, bias=f"{prefix}.qkv.bias" if attention.qkv_bias else None)
+        self._lower_preparation(program, prefix, attention)
         queries, scales, partials, chunks = rooms
         pages = {
             "kv_kind": {"int8": KV_INT8, "f16": KV_F16, "f32": KV_F32}[self._kv],
@@ -426,28 +489,79 @@ class Decoder:
             rotary_dim=attention.rope.dim if attention.rope else 0,
             interleaved=int(attention.rope.interleaved) if attention.rope else 0,
             angles=angles[attention.rope] if attention.rope else 0,
-            q_norm=self._vector(f"{prefix}.q_norm") if attention.qk_norm else 0,
-            k_norm=self._vector(f"{prefix}.k_norm") if attention.qk_norm else 0,
+            q_norm=self._vector(f"{prefix}.q_norm") if attention.qk_norm == "head" else 0,
+            k_norm=self._vector(f"{prefix}.k_norm") if attention.qk_norm == "head" else 0,
+            norm_last=int(attention.qk_norm_last),
             epsilon=float(self.spec.norm_epsilon),
             balance=self._key_balance(prefix, attention) if self._kv == "int8" else 0,
             scale=float(attention.scale),
             **pages,
         )
-        out = {"out": self._attended.ctypes.data, "out_stride": self._attended.strides[0]}
-        parts = {"window": attention.window or 0, "partials": partials, "partial_chunks": chunks}
-        program.add(Opcode.ATTEND, **heads, **pages, **out, **parts)
-        program.add(Opcode.MERGE, heads=attention.heads, head_dim=attention.head_dim, **out, **parts)
+        attended = {"out": self._attended.ctypes.data, "out_stride": self._attended.strides[0]}
+        parts = {
+            "window": attention.window or 0,
+            "partials": partials,
+            "partial_chunks": chunks,
+            "sinks": self._vector(f"{prefix}.sinks") if attention.sinks else 0,
+        }
+        slopes = self._alibi_slopes(attention.heads) if attention.alibi else 0
+        softcap = float(attention.softcap or 0.0)
+        program.add(Opcode.ATTEND, **heads, **pages, **attended, **parts, softcap=softcap, slopes=slopes)
+        program.add(Opcode.MERGE, heads=attention.heads, head_dim=attention.head_dim, **attended, **parts)
         product = self._tensor(f"{prefix}.out")
-        program.add(
-            Opcode.QUANTISE,
-            **self._input_of(product).fields(),
-            rows=int(RowSet.TOKENS),
-            source=self._attended.ctypes.data,
-            source_stride=self._attended.strides[0],
-            width=attention.heads * attention.head_dim,
-        )
+        self._lower_quantise(program, self._attended, attention.heads * attention.head_dim, product)
         bias = f"{prefix}.out.bias" if attention.out_bias else None
-        self._lower_product(program, product, self._x, bias=bias, add=True)
+        apart = layer.parallel or layer.norms != "pre"
+        out = self._branch if apart else self._x
+        self._lower_product(program, product, out, bias=bias, add=not apart, scale=layer.residual_scale)
+        if layer.norms != "pre":
+            self._lower_residual(program, self._norm_fields(f"{prefix}.post_norm"))
+
+    def _lower_preparation(self, program: Program, prefix: str, attention: AttentionSpec) -> None:
+        """What some families do to queries, keys and values before rotation."""
+        kind = _RUN_NORMS.get(attention.qk_norm or "", Norm.NONE)
+        growth = attention.query_growth
+        if kind is Norm.NONE and attention.clip is None and growth is None:
+            return
+        program.add(
+            Opcode.PREPARE,
+            source=self._wide.ctypes.data,
+            source_stride=self._wide.strides[0],
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            head_dim=attention.head_dim,
+            clip=float(attention.clip or 0.0),
+            norm=int(kind),
+            run=attention.head_dim if attention.qk_norm == "each" else 0,
+            q_norm=self._vector(f"{prefix}.q_norm") if kind else 0,
+            k_norm=self._vector(f"{prefix}.k_norm") if kind else 0,
+            epsilon=float(self.spec.norm_epsilon),
+            growth=0 if growth is None else self._growth_factors(growth),
+            growth_period=1 if growth is None else growth.period,
+        )
+
+    def _alibi_slopes(self, heads: int) -> int:
+        """Address of float32 (heads,): slopes 2 ** (-8 h / heads) of heads h from 1 on.
+
+        Where the number of heads is no power of two, those beyond it take every other slope of twice as many.
+        """
+        if heads not in self._slopes:
+            whole = 1 << (heads.bit_length() - 1)
+            exponents = [8 * h / whole for h in range(1, whole + 1)]
+            exponents += [8 * h / (2 * whole) for h in range(1, 2 * (heads - whole), 2)]
+            slopes = self._floats(1, heads)
+            slopes[0] = [power(2.0, -exponent) for exponent in exponents]
+            self._slopes[heads] = int(slopes.ctypes.data)
+        return self._slopes[heads]
+
+    def _growth_factors(self, growth: QueryGrowth) -> int:
+        """Address of float32 factors, one for every period of the context."""
+        if growth not in self._growths:
+            periods = self.context // growth.period + 1
+            factors = self._floats(1, periods)
+            factors[0] = [1 + growth.rate * logarithm(1 + period) for period in range(periods)]
+            self._growths[growth] = int(factors.ctypes.data)
+        return self._growths[growth]
 
     def _key_balance(self, prefix: str, attention: AttentionSpec) -> int:
         """Address of powers of two that even out the dimensions of keys, for int8; 0 when nothing is known of them.
@@ -458,8 +572,9 @@ class Decoder:
         Returns float32 (2, kv_heads, head_dim): factors for keys, then for queries.
         """
         kv_heads, head_dim = attention.kv_heads, attention.head_dim
-        if attention.qk_norm:
-            sizes = np.tile(np.abs(self._tensor(f"{prefix}.k_norm").vector()[:head_dim]), (kv_heads, 1))
+        if attention.qk_norm is not None:
+            sizes = np.abs(self._tensor(f"{prefix}.k_norm").vector()).reshape(-1, head_dim)
+            sizes = np.tile(sizes, (kv_heads // len(sizes), 1))
             squares = sizes.astype(np.float64) ** 2
         elif attention.qkv_bias:
             first = attention.heads * head_dim
@@ -488,23 +603,33 @@ class Decoder:
         layout = FORMATS[tensor.format].layout(tensor.rows, tensor.cols, tensor.group)
         start = first // 16 * 16
         rows = layout.unpack_rows(tensor.data, tensor.exponent, start, 16)
-        weights = rows.astype(np.float64) * self._tensor(f"{prefix}.norm").vector()
+        weights = rows.astype(np.float64)
+        if f"{prefix}.norm" in self._weights.names:
+            weights *= self._tensor(f"{prefix}.norm").vector()
         return math.fsum((weights**2).ravel().tolist()) / len(rows)
 
     def _lower_feed_forward(self, program: Program, number: int, layer: LayerSpec) -> None:
-        prefix = f"layers.{number}.feed_forward"
-        feed_forward = layer.feed_forward
-        gate_up, down = self._tensor(f"{prefix}.gate_up"), self._tensor(f"{prefix}.down")
-        self._lower_norm(program, f"{prefix}.norm", gate_up)
-        bias = f"{prefix}.gate_up.bias" if feed_forward.bias else None
-        self._lower_product(program, gate_up, self._wide, bias=bias)
+        prefix, block = f"layers.{number}.feed_forward", layer.feed_forward
+        first = f"{prefix}.gate_up" if block.gated else f"{prefix}.up"
+        up, down = self._tensor(first), self._tensor(f"{prefix}.down")
+        norm = f"layers.{number}.attention.norm" if layer.shared_norm else f"{prefix}.norm"
+        self._lower_input(program, norm, layer.norms, up)
+        self._lower_product(program, up, self._wide, bias=f"{first}.bias" if block.bias else None)
         program.add(
             Opcode.ACTIVATE,
             **self._input_of(down).fields(),
             rows=int(RowSet.TOKENS),
             source=self._wide.ctypes.data,
             source_stride=self._wide.strides[0],
-            width=feed_forward.intermediate,
-            function=int(_ACTIVATIONS[feed_forward.activation]),
+            width=block.intermediate,
+            function=int(_ACTIVATIONS[block.activation]),
+            gated=int(block.gated),
         )
-        self._lower_product(program, down, self._x, bias=f"{prefix}.down.bias" if feed_forward.bias else None, add=True)
+        bias = f"{prefix}.down.bias" if block.bias else None
+        # In parallel blocks the branch holds what attention gave.
+        out, add = (self._x, True) if layer.norms == "pre" and not layer.parallel else (self._branch, layer.parallel)
+        self._lower_product(program, down, out, bias=bias, add=add, scale=layer.residual_scale)
+        if layer.parallel:
+            self._lower_residual(program)
+        elif layer.norms != "pre":
+            self._lower_residual(program, self._norm_fields(f"{prefix}.post_norm"))

@@ -25,12 +25,14 @@ HARMLESS = frozenset(
         "_name_or_path",
         "architectures",
         "attention_dropout",
+        "attn_pdrop",
         "attention_probs_dropout_prob",
         "attn_implementation",
         "auto_map",
         "bad_words_ids",
         "begin_suppress_tokens",
         "bos_token_id",
+        "cache_implementation",
         "chunk_size_feed_forward",
         "classifier_dropout",
         "cross_attention_hidden_size",
@@ -40,7 +42,9 @@ HARMLESS = frozenset(
         "dtype",
         "early_stopping",
         "embd_pdrop",
+        "embedding_dropout",
         "encoder_no_repeat_ngram_size",
+        "eod_token_id",
         "eos_token_id",
         "exponential_decay_length_penalty",
         "finetuning_task",
@@ -78,9 +82,15 @@ HARMLESS = frozenset(
         "remove_invalid_values",
         "repetition_penalty",
         "resid_pdrop",
+        "residual_dropout",
         "return_dict",
         "return_dict_in_generate",
         "sep_token_id",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
         "suppress_tokens",
         "task_specific_params",
         "temperature",
@@ -121,14 +131,28 @@ class HfConfig:
     """
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+        self._spellings: dict[str, str] = {}
         self.values = values
         self.where = where
         self.architecture = ""
         self.notices: list[str] = []
         self._read: set[str] = set()
 
+    def spell(self, **theirs: str) -> None:
+        """Read a key under the name that this family gives it; errors name it so, too."""
+        self._spellings |= theirs
+
+    def spelt(self, key: str) -> str:
+        """The family's name of a key."""
+        return self._spellings.get(key, key)
+
+    def __contains__(self, key: str) -> bool:
+        """Whether a key says anything."""
+        return self.values.get(self.spelt(key)) is not None
+
     def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number from `least` on; null or absent gives `default`, or is an error when there is none."""
+        key = self.spelt(key)
         value = self._take(key)
         if value is None:
             if default is None:
@@ -138,6 +162,7 @@ class HfConfig:
 
     def size_or_none(self, key: str, absent: int | None) -> int | None:
         """A whole number above 0 or null; `absent` when the key is not there."""
+        key = self.spelt(key)
         if key not in self.values:
             return absent
         value = self._take(key)
@@ -145,6 +170,7 @@ class HfConfig:
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0; null or absent gives `default`, or is an error when there is none."""
+        key = self.spelt(key)
         value = self.number_or_none(key)
         if value is None:
             if default is None:
@@ -154,6 +180,7 @@ class HfConfig:
 
     def number_or_none(self, key: str) -> float | None:
         """A finite number above 0, or None when null or absent."""
+        key = self.spelt(key)
         value = self._take(key)
         if value is None:
             return None
@@ -163,6 +190,7 @@ class HfConfig:
 
     def flag(self, key: str, *, default: bool) -> bool:
         """True or false."""
+        key = self.spelt(key)
         value = self._take(key)
         if value is None:
             return default
@@ -172,6 +200,7 @@ class HfConfig:
 
     def text(self, key: str, default: str | None = None) -> str | None:
         """A string, or `default` when null or absent."""
+        key = self.spelt(key)
         value = self._take(key)
         if value is None:
             return default
@@ -181,6 +210,7 @@ class HfConfig:
 
     def texts(self, key: str) -> tuple[str, ...] | None:
         """A list of strings, or None when null or absent."""
+        key = self.spelt(key)
         value = self._take(key)
         if value is None:
             return None
@@ -188,8 +218,31 @@ class HfConfig:
             raise ModelFolderError(f"{key} = {shown(value)} ({self.where}) is not a list of texts")
         return tuple(value)
 
+    def numbers(self, key: str) -> tuple[float, ...] | None:
+        """A list of finite numbers above 0, or None when null or absent."""
+        key = self.spelt(key)
+        value = self._take(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(
+            isinstance(entry, int | float) and not isinstance(entry, bool) and 0 < entry < math.inf for entry in value
+        ):
+            raise ModelFolderError(f"{key} = {shown(value)} ({self.where}) is not a list of numbers above 0")
+        return tuple(float(entry) for entry in value)
+
+    def switches(self, key: str) -> tuple[bool, ...] | None:
+        """A list of 0 and 1, or of true and false, or None when null or absent."""
+        key = self.spelt(key)
+        value = self._take(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(entry, int) and entry in {0, 1} for entry in value):
+            raise ModelFolderError(f"{key} = {shown(value)} ({self.where}) is not a list of 0 and 1")
+        return tuple(map(bool, value))
+
     def nested(self, key: str) -> HfConfig | None:
         """An object to read key by key, or None when null, empty or absent."""
+        key = self.spelt(key)
         value = self._take(key)
         if value is None:
             return None
@@ -197,8 +250,13 @@ class HfConfig:
             raise ModelFolderError(f"{key} = {shown(value)} ({self.where}) is not an object")
         return HfConfig(value, f"{key} in {self.where}") if value else None
 
+    def ignore(self, key: str) -> None:
+        """A key that says nothing about the arithmetic of this family."""
+        self._read.add(self.spelt(key))
+
     def must(self, key: str, allowed: Any) -> None:
         """Refuse any value but `allowed`, null and absence."""
+        key = self.spelt(key)
         value = self._take(key)
         if value is not None and (value != allowed or isinstance(value, bool) is not isinstance(allowed, bool)):
             raise UnsupportedModelError(f"{key} = {shown(value)} ({self.where}) is not supported; {shown(allowed)} is")

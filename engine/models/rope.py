@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from engine.models.spec import RopeScaling, RopeSpec
 
-__all__ = ["inverse_frequencies"]
+__all__ = ["inverse_frequencies", "logarithm", "power"]
 
 Float32 = NDArray[np.float32]
 _DECIMAL = Context(prec=40)
@@ -40,6 +40,9 @@ def inverse_frequencies(rope: RopeSpec, length: int = 0) -> tuple[Float32, float
             return _over(1, _powers(np.float32(rope.theta), rope.dim)) / np.float32(scaling.factor), 1.0
         case "dynamic":
             return _over(1, _powers(_stretched_base(rope, scaling, length), rope.dim)), 1.0
+        case "ntk":
+            base = np.float32(rope.theta * float(power(scaling.factor, rope.dim / (rope.dim - 2))))
+            return _over(1, _powers(base, rope.dim)), 1.0
         case "llama3":
             return _llama3(rope, scaling), 1.0
         case "yarn":
@@ -55,7 +58,7 @@ def _stretched_base(rope: RopeSpec, scaling: RopeScaling, length: int) -> np.flo
     length = max(length, scaling.original_context)
     stretch = np.float32(scaling.factor) * np.float32(length) / np.float32(scaling.original_context)
     stretch -= np.float32(scaling.factor - 1)
-    return np.float32(rope.theta) * _power(float(stretch), rope.dim / (rope.dim - 2))
+    return np.float32(rope.theta) * power(float(stretch), rope.dim / (rope.dim - 2))
 
 
 def _llama3(rope: RopeSpec, scaling: RopeScaling) -> Float32:
@@ -78,7 +81,7 @@ def _yarn(rope: RopeSpec, scaling: RopeScaling) -> Float32:
     def pair_with(rotations: float) -> float:
         """The (fractional) pair that makes this many turns over the original context."""
         turns = scaling.original_context / (rotations * 2 * pi)
-        return rope.dim * _log(turns) / (2 * _log(rope.theta))
+        return rope.dim * logarithm(turns) / (2 * logarithm(rope.theta))
 
     low, high = pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)
     if scaling.truncate:
@@ -95,7 +98,7 @@ def _yarn(rope: RopeSpec, scaling: RopeScaling) -> Float32:
 
 def _yarn_attention_factor(scaling: RopeScaling) -> float:
     def magnitude(weight: float) -> float:
-        return 1.0 if scaling.factor <= 1 else 0.1 * weight * _log(scaling.factor) + 1.0
+        return 1.0 if scaling.factor <= 1 else 0.1 * weight * logarithm(scaling.factor) + 1.0
 
     if scaling.attention_factor is not None:
         return scaling.attention_factor
@@ -109,21 +112,21 @@ def _longrope_attention_factor(scaling: RopeScaling) -> float:
         return scaling.attention_factor
     if scaling.factor <= 1:
         return 1.0
-    return sqrt(1 + _log(scaling.factor) / _log(scaling.original_context))
+    return sqrt(1 + logarithm(scaling.factor) / logarithm(scaling.original_context))
 
 
 def _powers(base: np.float32, dim: int) -> Float32:
     """The powers base ** (2i / dim), one for each pair i: float32 (dim / 2,)."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    return np.array([_power(float(base), float(exponent)) for exponent in exponents], np.float32)
+    return np.array([power(float(base), float(exponent)) for exponent in exponents], np.float32)
 
 
-def _power(base: float, exponent: float) -> np.float32:
+def power(base: float, exponent: float) -> np.float32:
     """One power, rounded once."""
     return np.float32(float(_DECIMAL.power(Decimal(base), Decimal(exponent))))
 
 
-def _log(value: float) -> float:
+def logarithm(value: float) -> float:
     """The natural logarithm, rounded once."""
     return float(_DECIMAL.ln(Decimal(value)))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ModelFolderError, UnsupportedModelError
@@ -13,14 +13,33 @@ from engine.models.spec import RopeScaling, RopeSpec
 __all__ = ["ropes"]
 
 
-def ropes(config: HfConfig, head_dim: int, context: int) -> tuple[Callable[[str], RopeSpec], int]:
+def ropes(
+    config: HfConfig,
+    head_dim: int,
+    context: int,
+    *,
+    theta: float = 10000.0,
+    partial: float | None = None,
+    interleaved: bool = False,
+    sliding_theta: float | None = None,
+    read_elsewhere: Sequence[str] = (),
+) -> tuple[Callable[[str], RopeSpec], int]:
     """Rotary embedding by kind of layer, and how many tokens the model reaches.
 
     The parameters come as `rope_scaling` (old), as `rope_parameters` (new), as
     both with the same content, or one set for each kind of layer.
+
+    theta, partial, interleaved: the family's base, share of the head that turns
+        (None: all of it, whatever is written), and pairing, where the configuration says nothing.
+    read_elsewhere: parameters that somebody else reads.
+    sliding_theta: of families whose layers with a window have a base of their
+        own, and no scaling, unless the parameters come by kind of layer.
     """
-    config.must("partial_rotary_factor", 1.0)
-    theta = config.number_or_none("rope_theta")
+    if partial is None:
+        config.must("partial_rotary_factor", 1.0)
+    else:
+        partial = config.number("partial_rotary_factor", partial)
+    given_theta = config.number_or_none("rope_theta")
     original = config.size_or_none("original_max_position_embeddings", absent=None)
     sets = [given for given in (config.nested("rope_parameters"), config.nested("rope_scaling")) if given is not None]
     merged: dict[str, Any] = {}
@@ -31,18 +50,20 @@ def ropes(config: HfConfig, head_dim: int, context: int) -> tuple[Callable[[str]
                 raise ModelFolderError(f"rope_parameters and rope_scaling ({config.where}) disagree on {key}")
         merged |= values
     where = sets[0].where if sets else config.where
-    read = partial(_rope, config, head_dim=head_dim, context=context, theta=theta, original=original)
+    family = _Family(config, head_dim, context, given_theta, theta, partial, interleaved, original, read_elsewhere)
     kinds = merged.keys() & {"full_attention", "sliding_attention"}
     if not kinds:
-        rope, reach = read(HfConfig(merged, where))
-        return lambda _: rope, reach
+        rope, reach = _rope(family, HfConfig(merged, where))
+        sliding = rope if sliding_theta is None else RopeSpec(sliding_theta, rope.dim, interleaved)
+        reach = reach if sliding_theta is None else min(reach, context)
+        return lambda kind: sliding if kind == "sliding_attention" else rope, reach
     if merged.keys() - kinds:
         raise ModelFolderError(f"{where} mixes parameters for all layers with parameters for some")
     by_kind: dict[str, tuple[RopeSpec, int]] = {}
     for kind in sorted(kinds):
         own = HfConfig(merged, where).nested(kind)
         if own is not None:
-            by_kind[kind] = read(HfConfig(_one_name_for_type(own), own.where))
+            by_kind[kind] = _rope(family, HfConfig(_one_name_for_type(own), own.where))
 
     def rope_of(kind: str) -> RopeSpec:
         if kind not in by_kind:
@@ -62,30 +83,48 @@ def _one_name_for_type(given: HfConfig) -> dict[str, Any]:
     return {**values, "rope_type": names[0]} if names else values
 
 
-def _rope(
-    config: HfConfig,
-    parameters: HfConfig,
-    *,
-    head_dim: int,
-    context: int,
-    theta: float | None,
-    original: int | None,
-) -> tuple[RopeSpec, int]:
-    if head_dim % 2:
-        raise UnsupportedModelError(f"a head size of {head_dim} ({config.where}) is odd; rotary positions need pairs")
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What holds for all kinds of layers."""
+
+    config: HfConfig
+    head_dim: int
+    context: int
+    theta: float | None
+    usual_theta: float
+    partial: float | None
+    interleaved: bool
+    original: int | None
+    read_elsewhere: Sequence[str]
+
+
+def _rope(family: _Family, parameters: HfConfig) -> tuple[RopeSpec, int]:
+    config, theta = family.config, family.theta
     own_theta = parameters.number_or_none("rope_theta")
     if own_theta is not None and theta is not None and own_theta != theta:
         config.notices.append(f"{parameters.where} gives rope_theta = {own_theta:g}; {theta:g} beside it is not used")
-    theta = own_theta or theta or 10000.0
-    parameters.must("partial_rotary_factor", 1.0)
+    theta = own_theta or theta or family.usual_theta
+    dim = family.head_dim
+    if family.partial is None:
+        parameters.must("partial_rotary_factor", 1.0)
+    else:
+        dim = int(dim * parameters.number("partial_rotary_factor", family.partial))
+    if dim % 2 or not 0 < dim <= family.head_dim:
+        raise UnsupportedModelError(
+            f"{dim} of the {family.head_dim} numbers of a head turn ({config.where}); rotary positions need pairs"
+        )
     kind = parameters.text("rope_type") or "default"
     if kind not in _ROPE_KINDS:
         raise UnsupportedModelError(
             f"rope type {shown(kind)} ({parameters.where}) is not supported; {all_of(sorted(_ROPE_KINDS))} are"
         )
-    scaling, reach = _ROPE_KINDS[kind](config, parameters, context, original)
-    parameters.close(f'rope type "{kind}"', {"finetuned", "original_max_position_embeddings"})
-    return RopeSpec(theta, head_dim, scaling=scaling), reach
+    scaling, reach = _ROPE_KINDS[kind](config, parameters, family.context, family.original)
+    if scaling is not None and scaling.kind == "longrope":
+        for key, factors in (("short_factor", scaling.short_factor), ("long_factor", scaling.long_factor)):
+            if len(factors) != dim // 2:
+                raise ModelFolderError(f"{key} ({parameters.where}) has {len(factors)} entries for {dim // 2} pairs")
+    parameters.close(f'rope type "{kind}"', {"finetuned", "original_max_position_embeddings", *family.read_elsewhere})
+    return RopeSpec(theta, dim, family.interleaved, scaling), reach
 
 
 _Scaled = tuple[RopeScaling | None, int]
@@ -102,6 +141,12 @@ def _rope_linear(_config: HfConfig, parameters: HfConfig, context: int, _origina
 
 
 def _rope_dynamic(config: HfConfig, parameters: HfConfig, context: int, _original: int | None) -> _Scaled:
+    alpha = parameters.number_or_none("alpha")
+    if alpha is not None:
+        # Hunyuan stretches the base by a fixed factor, whatever the length.
+        for key in ("factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
+            parameters.number_or_none(key)
+        return RopeScaling("ntk", alpha, context), context
     # Beyond the trained length every frequency would depend on how long the text has become, so that keys cached
     # earlier no longer fit. Up to it the scaling does nothing; the model ends there.
     config.notices.append(
@@ -136,12 +181,33 @@ def _rope_yarn(config: HfConfig, parameters: HfConfig, context: int, original: i
     return scaling, min(max(context, int(trained * factor)), LARGEST)
 
 
+def _rope_longrope(config: HfConfig, parameters: HfConfig, context: int, original: int | None) -> _Scaled:
+    trained = _trained_length(config, parameters, context, original)
+    short, long = parameters.numbers("short_factor"), parameters.numbers("long_factor")
+    if short is None or long is None:
+        raise ModelFolderError(f"{parameters.where} does not say short_factor and long_factor")
+    config.notices.append(
+        f"the model turns positions by other factors where a conversation may be longer than {trained} tokens; "
+        "the context that it is opened with decides"
+    )
+    scaling = RopeScaling(
+        "longrope",
+        _factor(parameters, max(context / trained, 1.0)),
+        trained,
+        attention_factor=parameters.number_or_none("attention_factor"),
+        short_factor=short,
+        long_factor=long,
+    )
+    return scaling, context
+
+
 _ROPE_KINDS: dict[str, Callable[[HfConfig, HfConfig, int, int | None], _Scaled]] = {
     "default": _rope_default,
     "linear": _rope_linear,
     "dynamic": _rope_dynamic,
     "llama3": _rope_llama3,
     "yarn": _rope_yarn,
+    "longrope": _rope_longrope,
 }
 
 

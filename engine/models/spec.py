@@ -22,13 +22,18 @@ __all__ = [
     "FeedForwardSpec",
     "LayerSpec",
     "ModelSpec",
+    "Norm",
+    "QkNorm",
+    "QueryGrowth",
     "Role",
     "RopeScaling",
     "RopeSpec",
     "TensorSpec",
 ]
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+Norm = Literal["rms", "layer"]
+QkNorm = Literal["head", "width", "each"]
 Role = Literal["embedding", "head", "linear", "vector"]
 
 # Bounds that a hostile file cannot leave: every product of two of them fits 64-bit arithmetic with room.
@@ -43,14 +48,16 @@ class RopeScaling:
     """How rotary frequencies are stretched beyond the trained length.
 
     kind "linear": positions divided by `factor`. "dynamic": NTK, the base grows
-    with the length. "llama3": low frequencies divided, high kept, between
-    interpolated. "yarn": the same idea by rotations, with an attention factor.
+    with the length; "ntk": the base is larger by factor ** (dim / (dim - 2)).
+    "llama3": low frequencies divided, high kept, between interpolated. "yarn": the
+    same idea by rotations, with an attention factor. "longrope": a factor for
+    every pair, one set up to the original length and one beyond.
     Reference: transformers `modeling_rope_utils`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
-    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
+    kind: Literal["linear", "dynamic", "ntk", "llama3", "yarn", "longrope"]
     factor: Positive
     original_context: Length
     low_freq_factor: Positive = 1.0
@@ -81,12 +88,30 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries grow with their position p by 1 + rate * ln(1 + floor(p / period)) (Llama 4, Ministral 3)."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    rate: Positive
+    period: Length
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """Causal attention with grouped key/value heads.
 
     window: tokens a query sees, itself included; None sees all before it.
     scale: factor on q.k, usually head_dim ** -0.5.
     rope: None for layers without positions (NoPE).
+    qk_norm: of queries and keys; "head" is a root mean square norm of each head,
+        all with the same weights; "width" one of all heads together; "each" a
+        layer norm of each head with weights of its own.
+    qk_norm_last: after the rotation, not before.
+    clip: q, k and v are kept within this size.
+    softcap: scores s become softcap * tanh(s / softcap).
+    sinks: a learned score per head takes part in the softmax and adds nothing.
+    alibi: scores fall linearly with the distance, a slope per head (Press et al. 2022).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -99,7 +124,13 @@ class AttentionSpec:
     window: Length | None = None
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QkNorm | None = None
+    qk_norm_last: bool = False
+    clip: Positive | None = None
+    query_growth: QueryGrowth | None = None
+    softcap: Positive | None = None
+    sinks: bool = False
+    alibi: bool = False
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -110,23 +141,39 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class FeedForwardSpec:
-    """down(activation(gate(x)) * up(x)); gate and up are stacked in one tensor."""
+    """down(activation(gate(x)) * up(x)), gate and up stacked in one tensor; not gated: down(activation(up(x)))."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     intermediate: Size
     activation: Activation = "silu"
     bias: bool = False
+    gated: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """x += attention(norm(x)); x += feed_forward(norm(x))."""
+    """x += attention(norm(x)); x += feed_forward(norm(x)).
+
+    norms: of what goes into a block, of what comes out of it, or both.
+    parallel: both blocks read the same x; shared_norm: and the same norm of it.
+    residual_scale: factor on what is added to x.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
+    norms: Literal["pre", "post", "both"] = "pre"
+    parallel: bool = False
+    shared_norm: bool = False
+    residual_scale: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        if self.norms != "pre" and (self.parallel or self.residual_scale != 1.0):
+            raise ValueError("norms of what comes out of a block go neither with parallel blocks nor with a factor")
+        if self.shared_norm and not self.parallel:
+            raise ValueError("only parallel blocks can share a norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +202,13 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A whole model. `vocab_size` counts embedding rows, not the tokenizer's tokens."""
+    """A whole model. `vocab_size` counts embedding rows, not the tokenizer's tokens.
+
+    norm: of blocks and of what the head gets; "layer" takes the mean away first
+        (Ba et al. 2016). norm_weight, norm_bias: whether such a norm has them.
+    learned_positions: a vector for each position is added to the embedding.
+    logit_softcap: logits l become logit_softcap * tanh(l / logit_softcap).
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -168,6 +221,12 @@ class ModelSpec:
     tied_head: bool
     embedding_scale: Positive = 1.0
     logit_scale: Positive = 1.0
+    norm: Norm = "rms"
+    norm_weight: bool = True
+    norm_bias: bool = False
+    learned_positions: bool = False
+    head_bias: bool = False
+    logit_softcap: Positive | None = None
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Every tensor of such a model, in the order of its use: embedding, layers, norm, head.
@@ -203,32 +262,61 @@ def _adapter() -> TypeAdapter[ModelSpec]:
 
 
 def _tensors(spec: ModelSpec) -> Iterator[TensorSpec]:
-    def vector(name: str, *parts: int) -> TensorSpec:
-        return TensorSpec(name, "vector", parts, sum(parts))
+    def norm(name: str) -> Iterator[TensorSpec]:
+        if spec.norm_weight:
+            yield _vector(name, spec.hidden)
+        if spec.norm_bias:
+            yield _vector(f"{name}.bias", spec.hidden)
 
     yield TensorSpec("embedding", "embedding", (spec.vocab_size,), spec.hidden)
+    if spec.learned_positions:
+        yield TensorSpec("positions", "embedding", (spec.context,), spec.hidden)
     for number, layer in enumerate(spec.layers):
-        attention, feed = layer.attention, layer.feed_forward
         prefix = f"layers.{number}.attention"
-        q, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-        yield vector(f"{prefix}.norm", spec.hidden)
-        yield TensorSpec(f"{prefix}.qkv", "linear", (q, kv, kv), spec.hidden)
-        if attention.qkv_bias:
-            yield vector(f"{prefix}.qkv.bias", q, kv, kv)
-        if attention.qk_norm:
-            yield vector(f"{prefix}.q_norm", attention.head_dim)
-            yield vector(f"{prefix}.k_norm", attention.head_dim)
-        yield TensorSpec(f"{prefix}.out", "linear", (spec.hidden,), q)
-        if attention.out_bias:
-            yield vector(f"{prefix}.out.bias", spec.hidden)
+        if layer.norms != "post":
+            yield from norm(f"{prefix}.norm")
+        yield from _attention_tensors(prefix, layer.attention, spec.hidden)
+        if layer.norms != "pre":
+            yield from norm(f"{prefix}.post_norm")
         prefix = f"layers.{number}.feed_forward"
-        yield vector(f"{prefix}.norm", spec.hidden)
-        yield TensorSpec(f"{prefix}.gate_up", "linear", (feed.intermediate, feed.intermediate), spec.hidden)
-        if feed.bias:
-            yield vector(f"{prefix}.gate_up.bias", feed.intermediate, feed.intermediate)
-        yield TensorSpec(f"{prefix}.down", "linear", (spec.hidden,), feed.intermediate)
-        if feed.bias:
-            yield vector(f"{prefix}.down.bias", spec.hidden)
-    yield vector("norm", spec.hidden)
+        if layer.norms != "post" and not layer.shared_norm:
+            yield from norm(f"{prefix}.norm")
+        yield from _feed_forward_tensors(prefix, layer.feed_forward, spec.hidden)
+        if layer.norms != "pre":
+            yield from norm(f"{prefix}.post_norm")
+    yield from norm("norm")
     if not spec.tied_head:
         yield TensorSpec("head", "head", (spec.vocab_size,), spec.hidden)
+    if spec.head_bias:
+        yield _vector("head.bias", spec.vocab_size)
+
+
+def _vector(name: str, *parts: int) -> TensorSpec:
+    """A norm or bias."""
+    return TensorSpec(name, "vector", parts, sum(parts))
+
+
+def _attention_tensors(prefix: str, attention: AttentionSpec, hidden: int) -> Iterator[TensorSpec]:
+    q, kv = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+    yield TensorSpec(f"{prefix}.qkv", "linear", (q, kv, kv), hidden)
+    if attention.qkv_bias:
+        yield _vector(f"{prefix}.qkv.bias", q, kv, kv)
+    if attention.qk_norm is not None:
+        shared = attention.qk_norm == "head"
+        yield _vector(f"{prefix}.q_norm", *[attention.head_dim] * (1 if shared else attention.heads))
+        yield _vector(f"{prefix}.k_norm", *[attention.head_dim] * (1 if shared else attention.kv_heads))
+    if attention.sinks:
+        yield _vector(f"{prefix}.sinks", attention.heads)
+    yield TensorSpec(f"{prefix}.out", "linear", (hidden,), q)
+    if attention.out_bias:
+        yield _vector(f"{prefix}.out.bias", hidden)
+
+
+def _feed_forward_tensors(prefix: str, feed: FeedForwardSpec, hidden: int) -> Iterator[TensorSpec]:
+    up, parts = ("gate_up", (feed.intermediate, feed.intermediate)) if feed.gated else ("up", (feed.intermediate,))
+    yield TensorSpec(f"{prefix}.{up}", "linear", parts, hidden)
+    if feed.bias:
+        yield _vector(f"{prefix}.{up}.bias", *parts)
+    yield TensorSpec(f"{prefix}.down", "linear", (hidden,), feed.intermediate)
+    if feed.bias:
+        yield _vector(f"{prefix}.down.bias", hidden)

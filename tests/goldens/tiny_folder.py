@@ -225,7 +225,7 @@ def _tensor_bytes(x: NDArray[np.float32], dtype: str) -> bytes:
     return (x.astype("<f4").view("<u4") >> np.uint32(16)).astype("<u2").tobytes()
 
 
-def _save_safetensors(path: Path, tensors: Mapping[str, NDArray[np.float32]], dtype: str) -> str:
+def save_safetensors(path: Path, tensors: Mapping[str, NDArray[np.float32]], dtype: str) -> str:
     """Write one .safetensors file; returns its sha256."""
     header: Config = {"__metadata__": {"format": "pt"}}
     blobs, offset = [], 0
@@ -254,13 +254,13 @@ def write_folder(out: Path | str, case: str, dtype: str = "f32", seed: int = 0, 
     _write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0})
     tensors = make_tensors(case, seed)
     if shards == 1:
-        return _save_safetensors(folder / "model.safetensors", tensors, dtype)
+        return save_safetensors(folder / "model.safetensors", tensors, dtype)
     names, digests = list(tensors), []
     where: dict[str, str] = {}
     for shard in range(shards):
         part = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]
         file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
-        digests.append(_save_safetensors(folder / file, {name: tensors[name] for name in part}, dtype))
+        digests.append(save_safetensors(folder / file, {name: tensors[name] for name in part}, dtype))
         where |= dict.fromkeys(part, file)
     total = sum(x.size for x in tensors.values()) * (4 if dtype == "f32" else 2)
     _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})

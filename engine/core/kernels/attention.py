@@ -25,6 +25,7 @@ import numpy as np
 from engine.core.kernels import fields as at
 from engine.core.kernels.common import load_float, share_first, significant
 from engine.core.kernels.rows import normalise
+from engine.core.kernels.scores import add_sink, bend
 from engine.core.kernels.simd import (
     HAS_VNNI512,
     absolute,
@@ -87,9 +88,12 @@ def rotate(row, state, member, members):
         source = load_i64(row + at.ROTATE_SOURCE) + token * load_i64(row + at.ROTATE_SOURCE_STRIDE)
         vector = source + head * head_dim * 4
         norms = load_i64(row + at.ROTATE_Q_NORM) if head < heads else load_i64(row + at.ROTATE_K_NORM)
-        if norms != 0:
+        norm_last = load_i64(row + at.ROTATE_NORM_LAST)
+        if norms != 0 and not norm_last:
             normalise(vector, head_dim, norms, epsilon, vector)
         turn(row, vector, token)
+        if norms != 0 and norm_last:
+            normalise(vector, head_dim, norms, epsilon, vector)
         balance(row, vector, head, heads, kv_heads, head_dim)
         if head < heads:
             index = token * heads + head
@@ -593,6 +597,8 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
             )
         for index in range(rows):
             position = start + index // repeats - begin
+            head = kv_head * repeats + index % repeats
+            bend(row, head, scores + index * ROW, begin, position + begin, 4 * count)
             top, total = softmax(
                 scores + index * ROW,
                 first_visible(position + begin, window) - begin,
@@ -634,6 +640,7 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
     for index in range(rows):
         token, head = first_row + index // repeats, kv_head * repeats + index % repeats
         out = load_i64(row + at.ATTEND_OUT) + token * load_i64(row + at.ATTEND_OUT_STRIDE) + head * head_dim * 4
+        add_sink(load_i64(row + at.ATTEND_SINKS), head, totals + index * part_bytes, head_dim)
         divide(totals + index * part_bytes, head_dim, out)
 
 
@@ -663,4 +670,5 @@ def merge(row, state, member, members):
         for chunk in range(low + 1, position // CHUNK_TOKENS + 1):
             fold(total, first + chunk * part_bytes, head_dim)
         out = load_i64(row + at.MERGE_OUT) + load_i64(entry) * load_i64(row + at.MERGE_OUT_STRIDE) + head * head_dim * 4
+        add_sink(load_i64(row + at.MERGE_SINKS), head, total, head_dim)
         divide(total, head_dim, out)

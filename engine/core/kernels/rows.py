@@ -1,8 +1,9 @@
-"""Kernels that work on one token's row at a time: embedding, norm, activation function, angles."""
+"""Kernels that work on one token's row at a time: embedding, norms, activation functions, angles."""
 
 from engine.core.kernels import fields as at
 from engine.core.kernels.common import batch_rows, load_float, put_activations, share_first, source_row
 from engine.core.kernels.simd import (
+    absolute,
     exp,
     float32,
     float64,
@@ -17,16 +18,19 @@ from engine.core.kernels.simd import (
     load_i32,
     load_i64,
     load_u8,
+    maximum,
+    minimum,
     splat_f32,
     square_root,
     store_f32,
     store_f32x16,
     sum_lanes,
 )
-from engine.core.operations import Activation, WeightKind
+from engine.core.operations import Activation, Norm, WeightKind
 
 Q4, Q8, F16, BF16 = int(WeightKind.Q4), int(WeightKind.Q8), int(WeightKind.F16), int(WeightKind.BF16)
-SILU = int(Activation.SILU)
+SILU, GELU_TANH, GELU = int(Activation.SILU), int(Activation.GELU_TANH), int(Activation.GELU)
+RMS, LAYER = int(Norm.RMS), int(Norm.LAYER)
 PIECE = 1024
 """Columns of one piece of a row: a multiple of every group size, small enough to share one row among threads."""
 
@@ -57,9 +61,10 @@ def weight(kind, panels, meta, columns, group, row, column):
 
 @kernel
 def embed(row, state, member, members):
-    """out[t] = scale * weights[ids[t]]"""
+    """out[t] = scale * weights[ids[t]], or out[t] += scale * weights[positions[t]]"""
     tokens = load_i64(state + at.STATE_TOKENS)
-    ids = load_i64(state + at.STATE_IDS)
+    by_position = load_i64(row + at.EMBED_BY_POSITION)
+    ids = load_i64(state + at.STATE_POSITIONS) if by_position else load_i64(state + at.STATE_IDS)
     kind = load_i64(row + at.EMBED_KIND)
     panels, meta = load_i64(row + at.EMBED_PANELS), load_i64(row + at.EMBED_META)
     columns, group = load_i64(row + at.EMBED_COLUMNS), load_i64(row + at.EMBED_GROUP)
@@ -69,26 +74,52 @@ def embed(row, state, member, members):
         out = load_i64(row + at.EMBED_OUT) + token * load_i64(row + at.EMBED_OUT_STRIDE)
         index = int64(load_i32(ids + 4 * token))
         for column in range(width):
-            store_f32(out + 4 * column, weight(kind, panels, meta, columns, group, index, column) * factor)
+            value = weight(kind, panels, meta, columns, group, index, column) * factor
+            store_f32(out + 4 * column, load_f32(out + 4 * column) + value if by_position else value)
 
 
 @kernel
 def norm(row, state, member, members):
-    """Root mean square norm (Zhang, Sennrich 2019) of a row, as activations: x / rms(x) * weight."""
+    """The norm of a row, as activations."""
     rows = batch_rows(row, state)
     source_stride = load_i64(row + at.NORM_SOURCE_STRIDE)
-    width = load_i64(row + at.NORM_WIDTH)
-    weights = load_i64(row + at.NORM_WEIGHT)
+    width, kind = load_i64(row + at.NORM_WIDTH), load_i64(row + at.NORM_NORM)
+    weights, bias = load_i64(row + at.NORM_WEIGHT), load_i64(row + at.NORM_BIAS)
+    epsilon = load_float(row + at.NORM_EPSILON)
     scratch = load_i64(state + at.STATE_SCRATCH) + member * load_i64(state + at.STATE_SCRATCH_BYTES)
     for index in range(share_first(rows, member, members), share_first(rows, member + 1, members)):
         source = load_i64(row + at.NORM_SOURCE) + source_row(row, state, index) * source_stride
-        normalise(source, width, weights, load_float(row + at.NORM_EPSILON), scratch)
+        normed(kind, source, width, weights, bias, epsilon, scratch)
         put_activations(row, index, scratch, width, 0, load_i64(row + at.X_COLUMNS))
 
 
 @kernel
+def residual(row, state, member, members):
+    """out[t] += source[t], or the norm of it."""
+    tokens = load_i64(state + at.STATE_TOKENS)
+    width, kind = load_i64(row + at.RESIDUAL_WIDTH), load_i64(row + at.RESIDUAL_NORM)
+    weights, bias = load_i64(row + at.RESIDUAL_WEIGHT), load_i64(row + at.RESIDUAL_BIAS)
+    epsilon = load_float(row + at.RESIDUAL_EPSILON)
+    for token in range(share_first(tokens, member, members), share_first(tokens, member + 1, members)):
+        source = load_i64(row + at.RESIDUAL_SOURCE) + token * load_i64(row + at.RESIDUAL_SOURCE_STRIDE)
+        out = load_i64(row + at.RESIDUAL_OUT) + token * load_i64(row + at.RESIDUAL_OUT_STRIDE)
+        normed(kind, source, width, weights, bias, epsilon, source)
+        for column in range(0, width, 16):
+            store_f32x16(out + 4 * column, load_f32x16(out + 4 * column) + load_f32x16(source + 4 * column))
+
+
+@kernel
+def normed(kind, source, width, weights, bias, epsilon, out):
+    """out = the norm of this kind of source, times weights plus bias (addresses, 0 for none); may be in place."""
+    if kind == RMS:
+        normalise(source, width, weights, epsilon, out)
+    elif kind == LAYER:
+        centre_and_normalise(source, width, weights, bias, epsilon, out)
+
+
+@kernel
 def normalise(source, width, weights, epsilon, out):
-    """out = source / sqrt(mean(source ** 2) + epsilon) * weights; may be in place."""
+    """Root mean square norm (Zhang, Sennrich 2019): out = source / sqrt(mean(source ** 2) + epsilon) * weights."""
     squares = splat_f32(float32(0.0))
     for column in range(0, width, 16):
         x = load_f32x16(source + 4 * column)
@@ -97,6 +128,87 @@ def normalise(source, width, weights, epsilon, out):
     factor = splat_f32(float32(1.0) / square_root(mean + epsilon))
     for column in range(0, width, 16):
         store_f32x16(out + 4 * column, (load_f32x16(source + 4 * column) * factor) * load_f32x16(weights + 4 * column))
+
+
+@kernel
+def centre_and_normalise(source, width, weights, bias, epsilon, out):
+    """Layer norm (Ba et al. 2016): (source - mean) / sqrt(variance + epsilon), times weights, plus bias."""
+    total, squares = splat_f32(float32(0.0)), splat_f32(float32(0.0))
+    for column in range(0, width, 16):
+        total = total + load_f32x16(source + 4 * column)
+    mean = splat_f32(sum_lanes(total) / float32(width))
+    for column in range(0, width, 16):
+        x = load_f32x16(source + 4 * column) - mean
+        store_f32x16(out + 4 * column, x)
+        squares = fma(x, x, squares)
+    factor = splat_f32(float32(1.0) / square_root(sum_lanes(squares) / float32(width) + epsilon))
+    for column in range(0, width, 16):
+        x = load_f32x16(out + 4 * column) * factor
+        if weights != 0:
+            x = x * load_f32x16(weights + 4 * column)
+        if bias != 0:
+            x = x + load_f32x16(bias + 4 * column)
+        store_f32x16(out + 4 * column, x)
+
+
+@kernel
+def prepare(row, state, member, members):
+    """What comes before rotation, in place: q, k, v are clipped, runs of q and k normed, q grown with its position.
+
+    q_norm, k_norm  float32, as wide as all heads of q, of k: every run has weights of its own
+    growth          float32 factors, one for every `growth_period` positions
+    """
+    tokens, positions = load_i64(state + at.STATE_TOKENS), load_i64(state + at.STATE_POSITIONS)
+    head_dim, kind = load_i64(row + at.PREPARE_HEAD_DIM), load_i64(row + at.PREPARE_NORM)
+    heads, kv_heads = load_i64(row + at.PREPARE_HEADS), load_i64(row + at.PREPARE_KV_HEADS)
+    q, kv = heads * head_dim, kv_heads * head_dim
+    clip, growth = load_float(row + at.PREPARE_CLIP), load_i64(row + at.PREPARE_GROWTH)
+    epsilon = load_float(row + at.PREPARE_EPSILON)
+    run = load_i64(row + at.PREPARE_RUN)
+    for token in range(share_first(tokens, member, members), share_first(tokens, member + 1, members)):
+        source = load_i64(row + at.PREPARE_SOURCE) + token * load_i64(row + at.PREPARE_SOURCE_STRIDE)
+        if clip > float32(0.0):
+            most, least = splat_f32(clip), splat_f32(-clip)
+            for column in range(0, q + 2 * kv, 16):
+                store_f32x16(source + 4 * column, minimum(maximum(load_f32x16(source + 4 * column), least), most))
+        if kind != 0:
+            norm_runs(kind, source, q, run, load_i64(row + at.PREPARE_Q_NORM), epsilon)
+            norm_runs(kind, source + 4 * q, kv, run, load_i64(row + at.PREPARE_K_NORM), epsilon)
+        if growth != 0:
+            period = int64(load_i32(positions + 4 * token)) // load_i64(row + at.PREPARE_GROWTH_PERIOD)
+            factor = splat_f32(load_f32(growth + 4 * period))
+            for column in range(0, q, 16):
+                store_f32x16(source + 4 * column, load_f32x16(source + 4 * column) * factor)
+
+
+@kernel
+def norm_runs(kind, vector, width, run, weights, epsilon):
+    """Norm each `run` columns of a vector (0: all of them together), with the weights beside them."""
+    step = width if run == 0 else run
+    for index in range(width // step):
+        offset = 4 * index * step
+        normed(kind, vector + offset, step, weights + offset, int64(0), epsilon, vector + offset)
+
+
+@kernel
+def softcap(row, state, member, members):
+    """source[r] = size * tanh(source[r] / size), for the rows of logits."""
+    rows, width = load_i64(state + at.STATE_WANTED), load_i64(row + at.SOFTCAP_WIDTH)
+    size = splat_f32(load_float(row + at.SOFTCAP_SIZE))
+    pieces = (width + PIECE - 1) // PIECE
+    units = rows * pieces
+    for unit in range(share_first(units, member, members), share_first(units, member + 1, members)):
+        source = load_i64(row + at.SOFTCAP_SOURCE) + unit // pieces * load_i64(row + at.SOFTCAP_SOURCE_STRIDE)
+        first = unit % pieces * PIECE
+        for column in range(first, min(first + PIECE, width), 16):
+            store_f32x16(source + 4 * column, capped(load_f32x16(source + 4 * column), size))
+
+
+@kernel
+def capped(x, size):
+    """size * tanh(x / size), with tanh(y) = 1 - 2 / (exp(2 y) + 1)."""
+    one, two = splat_f32(float32(1.0)), splat_f32(float32(2.0))
+    return (one - two / (exp((x / size) * two) + one)) * size
 
 
 @kernel
@@ -115,13 +227,12 @@ def quantise(row, state, member, members):
 
 @kernel
 def activate(row, state, member, members):
-    """activation(gate) * up as activations; a source row is `width` gates, then `width` ups."""
+    """activation(gate) * up as activations; a source row is `width` gates, then `width` ups if `gated`."""
     width, columns = load_i64(row + at.ACTIVATE_WIDTH), load_i64(row + at.X_COLUMNS)
-    function = load_i64(row + at.ACTIVATE_FUNCTION)
+    function, gated = load_i64(row + at.ACTIVATE_FUNCTION), load_i64(row + at.ACTIVATE_GATED)
     scratch = load_i64(state + at.STATE_SCRATCH) + member * load_i64(state + at.STATE_SCRATCH_BYTES)
     pieces = (columns + PIECE - 1) // PIECE
     units = batch_rows(row, state) * pieces
-    one = splat_f32(float32(1.0))
     for unit in range(share_first(units, member, members), share_first(units, member + 1, members)):
         index, first = unit // pieces, unit % pieces * PIECE
         last = min(first + PIECE, columns)
@@ -129,14 +240,43 @@ def activate(row, state, member, members):
             row + at.ACTIVATE_SOURCE_STRIDE
         )
         for column in range(first, min(last, width), 16):
-            gate = load_f32x16(gates + 4 * column)
-            up = load_f32x16(gates + 4 * (width + column))
-            if function == SILU:
-                value = gate / (one + exp(splat_f32(float32(0.0)) - gate))
-            else:
-                value = gelu_tanh(gate)
-            store_f32x16(scratch + 4 * column, value * up)
+            value = activated(function, load_f32x16(gates + 4 * column))
+            if gated:
+                value = value * load_f32x16(gates + 4 * (width + column))
+            store_f32x16(scratch + 4 * column, value)
         put_activations(row, index, scratch, width, first, last)
+
+
+@kernel
+def activated(function, x):
+    """The non-linearity of 16 numbers."""
+    zero, one = splat_f32(float32(0.0)), splat_f32(float32(1.0))
+    if function == SILU:
+        return x / (one + exp(zero - x))
+    if function == GELU_TANH:
+        return gelu_tanh(x)
+    if function == GELU:
+        return gelu(x)
+    positive = maximum(x, zero)
+    return positive * positive
+
+
+@kernel
+def gelu(x):
+    """x times the normal distribution's integral up to x: max(x, 0) - |x| * erfc(|x| / sqrt 2) / 2.
+
+    erfc by Abramowitz and Stegun 7.1.26, whose error is below 1.5e-7.
+    """
+    size = absolute(x)
+    y = size * splat_f32(float32(0.70710678118654752))
+    one = splat_f32(float32(1.0))
+    t = one / fma(y, splat_f32(float32(0.3275911)), one)
+    sum_ = fma(t, splat_f32(float32(1.061405429)), splat_f32(float32(-1.453152027)))
+    sum_ = fma(t, sum_, splat_f32(float32(1.421413741)))
+    sum_ = fma(t, sum_, splat_f32(float32(-0.284496736)))
+    sum_ = fma(t, sum_, splat_f32(float32(0.254829592)))
+    tail = (t * sum_) * exp(splat_f32(float32(0.0)) - y * y)
+    return maximum(x, splat_f32(float32(0.0))) - size * (tail * splat_f32(float32(0.5)))
 
 
 @kernel

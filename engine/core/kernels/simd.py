@@ -405,6 +405,12 @@ def maximum(builder, x, y):
     return _maximum(builder, x, y)
 
 
+@operation(f32x16, f32x16, f32x16)
+def minimum(builder, x, y):
+    """The smaller of each pair; y where they compare equal or are not ordered."""
+    return builder.select(builder.fcmp_ordered("<", x, y), x, y)
+
+
 @operation(f32x16, f32x16)
 def absolute(builder, x):
     words = _vector(I32, 16)
@@ -462,6 +468,12 @@ def _round(builder, x):
 def round_to_int(builder, x):
     """To the nearest integer, ties to even; |x| < 2**22."""
     return builder.fptosi(_round(builder, x), _vector(I32, 16))
+
+
+@operation(f32x16, float32)
+def count_up(builder, first):
+    """first, first + 1, ... first + 15."""
+    return builder.fadd(_splat(builder, first, 16), _constant(_vector(F32, 16), list(range(16))))
 
 
 @operation(f32x16, f32x16, int32)

@@ -37,7 +37,9 @@ EXPECTED, ROUNDING = 8 * CONTROL["expected"], 8 * CONTROL["rounding"]
 SPINS_AT_BARRIER = 2000
 SPINS_BETWEEN_STEPS = 20000
 
-EMBED, ANGLES, NORM, QUANTISE, ACTIVATE, MATMUL, ROTATE, ATTEND, MERGE = (int(opcode) for opcode in Opcode)
+EMBED, ANGLES, NORM, QUANTISE, ACTIVATE, MATMUL, ROTATE, ATTEND, MERGE, PREPARE, RESIDUAL, SOFTCAP = (
+    int(opcode) for opcode in Opcode
+)
 
 
 @kernel
@@ -109,6 +111,12 @@ def execute(row, state, member, members):
         rows.embed(row, state, member, members)
     elif opcode == ANGLES:
         rows.angles(row, state, member, members)
+    elif opcode == PREPARE:
+        rows.prepare(row, state, member, members)
+    elif opcode == RESIDUAL:
+        rows.residual(row, state, member, members)
+    elif opcode == SOFTCAP:
+        rows.softcap(row, state, member, members)
 
 
 @kernel
