@@ -437,10 +437,11 @@ def test_layer_norm_equals_its_twin(bench, width, parts):
         random(width, seed=seed) if name in parts else None for seed, name in ((10, "weight"), (34, "bias"))
     )
     want = np.stack([naive.canonical_layer_norm(row, weight, bias, 1e-5) for row in xs])
+    held = [None if values is None else bench.copy(values) for values in (weight, bias)]
     fields = {
         "norm": int(Norm.LAYER),
-        "weight": 0 if weight is None else address(bench.copy(weight)),
-        "bias": 0 if bias is None else address(bench.copy(bias)),
+        "weight": 0 if weight is None else address(held[0]),
+        "bias": 0 if bias is None else address(held[1]),
         "epsilon": 1e-5,
         "width": width,
     }
@@ -469,6 +470,7 @@ def test_layer_norm_means_what_it_says(width):
 def test_a_residual_is_added_as_it_is_or_normed(bench):
     xs, branch, weight = random(5, 96, seed=1), random(5, 96, seed=2), random(96, seed=3)
     normed = np.stack([naive.canonical_rms_norm(row, weight, 1e-6) for row in branch])
+    held = bench.copy(weight)
     for kind, want in ((Norm.NONE, xs + branch), (Norm.RMS, xs + normed)):
         out, source = bench.copy(xs), bench.copy(branch)
         program = Program()
@@ -478,7 +480,7 @@ def test_a_residual_is_added_as_it_is_or_normed(bench):
             source_stride=source.strides[0],
             width=96,
             norm=int(kind),
-            weight=address(bench.copy(weight)),
+            weight=address(held),
             bias=0,
             epsilon=1e-6,
             out=address(out),
@@ -758,15 +760,14 @@ class Layer:
             **pages,
         )
         place = {"out": address(out), "out_stride": out.strides[0]}
-        sinks = address(bench.copy(sink_scores(shape))) if shape.sinks else 0
-        slopes = address(bench.copy(alibi_slopes(shape))) if shape.alibi else 0
+        sinks, slopes = bench.copy(sink_scores(shape)), bench.copy(alibi_slopes(shape))
         folding = {
             "window": shape.window or 0,
             "partials": address(partials),
             "partial_chunks": self.chunks,
-            "sinks": sinks,
+            "sinks": address(sinks) if shape.sinks else 0,
         }
-        bends = {"softcap": shape.softcap, "slopes": slopes}
+        bends = {"softcap": shape.softcap, "slopes": address(slopes) if shape.alibi else 0}
         program.add(Opcode.ATTEND, **heads, **pages, **place, **folding, **bends)
         program.add(Opcode.MERGE, heads=shape.heads, head_dim=shape.head_dim, **place, **folding)
         bench.run(

@@ -29,7 +29,8 @@ __all__ = [
     "recognise",
 ]
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",

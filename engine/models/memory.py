@@ -148,8 +148,9 @@ def working_bytes(
     attended = max(attention.heads * attention.head_dim for attention in attentions)
     stacked = max(attention.head_dim * (attention.heads + 2 * attention.kv_heads) for attention in attentions)
     inputs = max(spec.hidden, attended, intermediate)
-    # The residual, stacked outputs, attended heads, queries, and a product's input with its scales and sums.
-    floats = spec.hidden + max(stacked, 2 * intermediate) + 2 * attended + inputs + (attended + 2 * inputs) // 16
+    # The residual and a block's output beside it, stacked outputs, attended heads, queries, and a product's input with
+    # its scales and sums.
+    floats = 2 * spec.hidden + max(stacked, 2 * intermediate) + 2 * attended + inputs + (attended + 2 * inputs) // 16
     partial = max(attention.heads * (attention.head_dim + 16) for attention in attentions)
     floats_of_sequences = sequences * partial * -(-context // CHUNK_TOKENS) + (sequences + guesses) * spec.vocab_size
     return 4 * (batch_tokens * floats + floats_of_sequences) + threads * scratch_bytes(spec)

@@ -12,7 +12,7 @@ from engine.models.hf_config import HfConfig, shown
 from engine.models.names import Names, Part, table
 from engine.models.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, QueryGrowth
 
-__all__ = ["LLAMA_NAMES", "QK_NORM_NAMES", "STACKED_NAMES"]
+__all__ = ["LLAMA_NAMES", "QK_NORM_NAMES", "STACKED_NAMES", "qwen_windows"]
 
 LLAMA_NAMES: Names = table(
     {
