@@ -127,6 +127,7 @@ class LibraryModel:
     parameters: int
     context: int
     problem: str = ""
+    licence: str = ""
 
 
 class Engine:
@@ -645,7 +646,7 @@ def _library_model(path: Path) -> LibraryModel:
     else:
         problem = next((problem.sentence for problem in about.problems if problem.fatal), "")
         known = (about.family, about.source_dtype, about.disk_bytes, about.parameters, about.context)
-        return LibraryModel(path, path.stem, *known, problem)
+        return LibraryModel(path, path.stem, *known, problem, about.licence)
     try:
         size = path.lstat().st_size
     except OSError:  # it is gone meanwhile

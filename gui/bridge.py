@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QObject, Qt, Signal
 
 from engine.errors import InglenookError
-from engine.settings import Conversion, EngineSettings, Sampling
+from engine.settings import EngineSettings, Sampling
 from gui.data.attachments import AttachmentError, read_attachment
 from gui.data.store import Attached, Message
 from gui.kit.i18n import tr
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Answering",
     "Bridge",
-    "Conversions",
-    "Converted",
-    "Converting",
     "Counted",
     "EngineFactory",
     "EngineReady",
@@ -79,6 +76,7 @@ class ModelEntry:
     context: int = 0
     starter: bool = False
     problem: str = ""  # why it cannot be used
+    licence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +94,7 @@ class Inspected:
     path: Path
     report: api.ModelReport | None
     sentence: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Converting:
-    """A conversion goes on."""
-
-    source: Path
-    progress: api.Progress
-
-
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A conversion ended. `out` is None when it was cancelled or failed; `sentence` says why it failed."""
-
-    source: Path
-    out: Path | None
-    sentence: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +141,6 @@ class Answering:
     started_s: float = 0.0
 
 
-class Conversions:
-    """The conversion that runs, and its cancel switch."""
-
-    def __init__(self) -> None:
-        self.source: Path | None = None
-        self.stop = threading.Event()
-
-
 class Bridge(QObject):
     """The window's end of the engine. `event` carries frozen values only."""
 
@@ -186,7 +160,7 @@ class Bridge(QObject):
         self._imported = threading.Event()  # or it failed, or it is too late
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._conversion = Conversions()
+        self._stops: list[threading.Event] = []
         self._gather = timer(self, _GATHER_MS, self._deliver, once=True)
         self._delivered_s = 0.0
         self._arrived.connect(self._schedule, Qt.ConnectionType.QueuedConnection)
@@ -198,11 +172,10 @@ class Bridge(QObject):
         self._thread("desk", self._desk)
         self._jobs.put(self._begin)
 
-    def load(self, path: Path, settings: EngineSettings, leave_free: int = 0) -> None:
+    def load(self, path: Path, settings: EngineSettings) -> None:
         """Load a model; Progress, then Loaded or Failed (request_id None) follow.
 
-        A load that another one replaces is not heard of again. leave_free: cores for other programs, where the
-        settings leave the number of threads to us
+        A load that another one replaces is not heard of again.
         """
         self._loads += 1
         number = self._loads
@@ -211,14 +184,7 @@ class Bridge(QObject):
             if number == self._loads:
                 self.post(event)
 
-        def job() -> None:
-            wanted = settings
-            if leave_free and not settings.threads:
-                most = int(self._offered().diagnose()["cpu"]["default_threads"])
-                wanted = settings.model_copy(update={"threads": max(1, most - leave_free)})
-            self._running().load(path, wanted, sink)
-
-        self._do(job)
+        self._do(lambda: self._running().load(path, settings, sink))
 
     def cancel_load(self) -> None:
         """Give up loading."""
@@ -284,7 +250,7 @@ class Bridge(QObject):
             try:
                 report = self._offered().inspect(path)
             except InglenookError as error:
-                self.post(Inspected(path, None, str(error)))
+                self.post(Inspected(path, None, str(error), type(error).__name__))
             except Exception:  # noqa: BLE001 (a strange folder must not end the window; the log has it)
                 _log.exception("inspecting %s", path)
                 self.post(Inspected(path, None, tr("{name} could not be read; the log says more.", name=path.name)))
@@ -318,22 +284,23 @@ class Bridge(QObject):
 
         self._aside("remove", job)
 
-    def convert(self, report: api.ModelReport, conversion: Conversion) -> None:
-        """Convert a source into the library; Converting ..., then Converted follow. One at a time."""
-        assert self._conversion.source is None
-        state = Conversions()
-        state.source = report.path
-        self._conversion = state
-        self._thread("convert", lambda: self._convert(state, report, conversion))
+    def task(self, name: str, job: Callable[[Any, threading.Event], Iterator[object]]) -> threading.Event:
+        """Run a generator on a thread of its own and post what it yields; the event asks it to stop.
 
-    def cancel_conversion(self) -> None:
-        """Stop the conversion at its next step."""
-        self._conversion.stop.set()
+        job: called with what the engine offers and that event
+        """
+        stop = threading.Event()
+        self._stops = [*(known for known in self._stops if not known.is_set()), stop]
 
-    @property
-    def converting(self) -> bool:
-        """A conversion runs."""
-        return self._conversion.source is not None
+        def work() -> None:
+            steps = job(self._offered(), stop)
+            for step in steps:
+                if self._closing:
+                    break
+                self.post(step)
+
+        self._aside(name, work)
+        return stop
 
     def close(self) -> None:
         """Stop everything; returns at once, `join` waits. Nothing is signalled from now on."""
@@ -343,7 +310,8 @@ class Bridge(QObject):
             self._closing = True
             self._waiting.clear()
         self._gather.stop()
-        self._conversion.stop.set()
+        for stop in self._stops:
+            stop.set()
         self._imported.set()
         self._jobs.put(None)
         self._thread("close", self._close_engine)
@@ -489,6 +457,7 @@ class Bridge(QObject):
                 model.parameters,
                 model.context,
                 problem=model.problem,
+                licence=model.licence,
             )
             for model in offered.library_models(broken=True)
         ]
@@ -499,47 +468,9 @@ class Bridge(QObject):
             entries.append(ModelEntry(Path(starter), name, tr("starter model"), starter=True))
         self.post(Library(tuple(entries), tuple(entry for entry in known if entry.problem)))
 
-    def _convert(self, state: Conversions, report: api.ModelReport, conversion: Conversion) -> None:
-        source = report.path
-        out: Path | None = None
-        sentence = ""
-        try:
-            target = _target(self._api.library_folder(), report.name, conversion)
-            steps = self._api.convert(source, target, conversion)
-            try:
-                for progress in steps:
-                    if state.stop.is_set():
-                        break
-                    self.post(Converting(source, progress))
-                else:
-                    out = target
-            finally:
-                steps.close()
-        except InglenookError as error:
-            sentence = str(error)
-        except Exception:  # noqa: BLE001 (a fault ends this job, not the desk; it is logged)
-            _log.exception("converting %s", source)
-            sentence = tr("The conversion failed inside Inglenook; the log says more.")
-        state.source = None
-        if out is not None:
-            self._guarded(self._list_models)()
-        self.post(Converted(source, out, sentence))
-
     def _close_engine(self) -> None:
         for thread in self._threads:
             if thread.name == "desk":
                 thread.join()  # an engine that is just being made is closed, too
         if self._engine is not None:
             self._engine.close()
-
-
-def _target(folder: Path, name: str, conversion: Conversion) -> Path:
-    """A free file name in the library, readable on every system."""
-    safe = "".join(letter if letter.isalnum() or letter in " ._-()" else "-" for letter in name).strip(" .")[:80]
-    stem = f"{safe or 'model'}-{'f16' if conversion.bits == 16 else f'int{conversion.bits}-g{conversion.group_size}'}"
-    target = folder / f"{stem}.nook"
-    count = 1
-    while target.exists():
-        count += 1
-        target = folder / f"{stem} ({count}).nook"
-    return target

@@ -66,7 +66,7 @@ class ModelDesk(QObject):
         self.state = ModelState("loading", path, entry.name if entry is not None else path.stem)
         self.preferences.change(model=str(path), loading=str(path))
         self.preferences.save()
-        self.bridge.load(path, self.preferences.values.engine, self.preferences.values.leave_free)
+        self.bridge.load(path, self.preferences.values.engine)
         self.model_changed.emit()
 
     def cancel_load(self) -> None:

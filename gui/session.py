@@ -20,6 +20,7 @@ from PySide6.QtCore import Signal
 from engine.settings import Sampling, checked
 from gui.bridge import Answering, Bridge, Counted, PromptShown, WorkFailed
 from gui.chat.turns import Activity, ChatModel, Turn, advance, with_versions
+from gui.conversions import Conversions
 from gui.data.history import alternating, prompt_text, thought_of
 from gui.data.preferences import PreferencesFile
 from gui.data.presets import BUILT_IN, NEUTRAL
@@ -88,6 +89,7 @@ class Session(ModelDesk):
         self.first_s = 0.0
         self.used_tokens = 0
         self.draft_tokens = 0
+        self.conversions = Conversions(bridge)
         self._memory: Store | None = None  # of temporary conversations
         self._new_system: str | None = None
         self._keep = timer(self, _KEEP_MS, self._keep_pieces)

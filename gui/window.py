@@ -148,8 +148,7 @@ class Window(QMainWindow):
         if place == self._places["chat"]:
             self.chat_page.composer.setFocus()
         elif place == self._places["models"]:
-            self.session.bridge.refresh_library()
-            self.models_page.drop_zone.setFocus()
+            self.models_page.arrive()
 
     def come_forward(self) -> None:
         """Be seen, wherever the window was."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from PySide6.QtCore import QObject, Signal
 
 from engine.errors import InglenookError
-from engine.settings import EngineSettings, Sampling, checked
+from engine.settings import EngineSettings, Sampling, ServerSettings, checked
 from gui.kit.timing import timer
 
 __all__ = ["Preferences", "PreferencesFile"]
@@ -31,7 +31,7 @@ class Preferences(BaseModel):
     draft: what was typed into a conversation that does not exist yet.
     system: the system prompt that new conversations begin with.
     presets: the user's own, by name. shortcuts: those that were changed, by action.
-    greeted: the first start was gone through.
+    greeted: the first start was gone through. benchmarks: the latest measurements, oldest first.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -87,16 +87,6 @@ class Preferences(BaseModel):
             description="Answers remember how likely each token was, for the token view; slightly slower.",
         ),
     ] = False
-    leave_free: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=64,
-            title="Leave cores free",
-            description="This many cores are left to other programs; 0 uses all.",
-            json_schema_extra={"step": 1},
-        ),
-    ] = 0
     controls_open: bool = True
     sampling: dict[str, Any] = Field(default_factory=dict)
     system: str = ""
@@ -105,6 +95,8 @@ class Preferences(BaseModel):
     closed_folders: list[str] = Field(default_factory=list)
     greeted: bool = False
     engine: EngineSettings = Field(default_factory=EngineSettings)
+    server: ServerSettings = Field(default_factory=ServerSettings)
+    benchmarks: list[dict[str, Any]] = Field(default_factory=list)
     model: str = ""
     loading: str = ""
     draft: str = ""

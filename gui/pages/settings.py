@@ -13,7 +13,7 @@ from gui.kit.controls import button, label
 from gui.kit.forms import Form
 from gui.kit.i18n import tr
 from gui.kit.theme import look
-from gui.models.page import reveal_path
+from gui.models.library import reveal_path
 from gui.session import Session
 
 __all__ = ["ENGINE", "GENERAL", "SettingsPage"]

@@ -1,0 +1,280 @@
+"""What a model is, what it needs, and the choice of quality."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QButtonGroup,
+    QComboBox,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
+from typing_extensions import override
+
+from engine.settings import Conversion
+from gui.kit.controls import IconButton, button, label, small_icon
+from gui.kit.i18n import tr
+from gui.kit.theme import look
+from gui.kit.words import count_words, parameter_words, size_words
+
+if TYPE_CHECKING:
+    from engine import api
+
+__all__ = ["ReportCard"]
+
+_SMALL_CONTEXT = 4096
+
+
+class ReportCard(QFrame):
+    """What a model is, what it will need, and the choice of quality."""
+
+    def __init__(
+        self,
+        report: api.ModelReport,
+        start: Callable[[Conversion], None],
+        chat: Callable[[Path], None],
+        dismiss: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self.setProperty("role", "card")
+        self.setObjectName("reportCard")
+        self.column = QVBoxLayout(self)
+        self.column.setContentsMargins(24, 20, 24, 22)
+        self.column.setSpacing(14)
+        self._report = report
+        head = QHBoxLayout()
+        name = label(report.name, "name", wrap=True)
+        name.setObjectName("reportName")
+        head.addWidget(name, 1)
+        close = IconButton("close", tr("Close"), size=18)
+        close.setObjectName("dismissReport")
+        close.clicked.connect(dismiss)
+        head.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
+        self.column.addLayout(head)
+        self.column.addWidget(_Facts(report))
+        self._said = QVBoxLayout()
+        self._said.setSpacing(8)
+        self.column.addLayout(self._said)
+        for problem in report.problems:
+            self.say(problem.sentence, serious=problem.fatal)
+        self._qualities = QButtonGroup(self)
+        self._group = QComboBox()
+        row = QHBoxLayout()
+        if report.usable and report.sizes:
+            self._add_choices()
+            go = button(tr("Convert"), "primary")
+            go.setObjectName("convert")
+            go.clicked.connect(lambda: start(self._chosen().conversion))
+            row.addWidget(go)
+        elif report.usable:
+            go = button(tr("Chat with it"), "primary", "chat", "on_accent")
+            go.setObjectName("chatWith")
+            go.clicked.connect(lambda: chat(report.path))
+            row.addWidget(go)
+        row.addStretch(1)
+        self.column.addLayout(row)
+
+    def say(self, sentence: str, *, serious: bool) -> None:
+        """Add a line about something found."""
+        row = QHBoxLayout()
+        row.setSpacing(10)
+        sign = small_icon("error" if serious else "warning", "danger" if serious else "warning")
+        row.addWidget(sign, 0, Qt.AlignmentFlag.AlignTop)
+        text = label(sentence, wrap=True)
+        text.setObjectName("reportProblem")
+        text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        row.addWidget(text, 1)
+        self._said.addLayout(row)
+
+    def _add_choices(self) -> None:
+        line = QFrame()
+        line.setProperty("role", "line")
+        self.column.addWidget(line)
+        self.column.addWidget(label(tr("Quality"), "heading"))
+        row = QHBoxLayout()
+        row.setSpacing(10)
+        for bits in dict.fromkeys(size.conversion.bits for size in self._report.sizes):
+            choice = _QualityButton(bits)
+            self._qualities.addButton(choice, bits)
+            row.addWidget(choice, 1)
+        self.column.addLayout(row)
+        line_of_group = QHBoxLayout()
+        line_of_group.setSpacing(10)
+        self._group_label = label(tr("Weights per scale"))
+        line_of_group.addWidget(self._group_label)
+        self._group.setObjectName("groupSize")
+        self._group.setAccessibleName(tr("Weights per scale"))
+        for group in sorted({size.conversion.group_size for size in self._report.sizes if size.conversion.bits != 16}):
+            self._group.addItem(str(group), group)
+        line_of_group.addWidget(self._group)
+        self._group_help = label(tr("Fewer is more exact and larger."), "caption", wrap=True)
+        line_of_group.addWidget(self._group_help, 1)
+        self.column.addLayout(line_of_group)
+        self._need = label("", "muted", wrap=True)
+        self._need.setObjectName("reportNeed")
+        self.column.addWidget(self._need)
+        self._qualities.idToggled.connect(lambda _identity, _on: self._show_choice())
+        self._group.currentIndexChanged.connect(lambda _index: self._show_choice())
+        self._qualities.buttons()[0].setChecked(True)
+        self._group.setCurrentIndex(max(0, self._group.findData(Conversion().group_size)))
+        self._show_choice()
+
+    def _size(self, bits: int) -> api.SizeChoice:
+        """The size for these bits with the group that is chosen."""
+        sizes = [size for size in self._report.sizes if size.conversion.bits == bits]
+        return next((size for size in sizes if size.conversion.group_size == self._group.currentData()), sizes[0])
+
+    def _chosen(self) -> api.SizeChoice:
+        return self._size(self._qualities.checkedId())
+
+    def _show_choice(self) -> None:
+        for choice in self._qualities.buttons():
+            assert isinstance(choice, _QualityButton)
+            choice.show_size(self._size(choice.bits).file_bytes)
+        chosen = self._chosen()
+        for widget in (self._group_label, self._group, self._group_help):
+            widget.setVisible(chosen.conversion.bits != 16 and self._group.count() > 1)
+        memory = self._report.memory_bytes
+        said = [tr("The new file takes {size}.", size=size_words(chosen.file_bytes))]
+        if memory:
+            context = min(memory, key=lambda tokens: abs(tokens - _SMALL_CONTEXT))
+            sizes = self._report.sizes
+            planned = next((size for size in sizes if size.conversion == Conversion()), sizes[0])
+            needed = memory[context] - planned.file_bytes + chosen.file_bytes
+            free = _free_memory()
+            said.append(
+                tr(
+                    "With {context} tokens of context it needs about {needed} of memory; {free} are free now.",
+                    context=count_words(context),
+                    needed=size_words(needed),
+                    free=size_words(free),
+                )
+            )
+            if needed > free:
+                said.append(tr("That is more than is free: choose a smaller format, or close other programs."))
+        self._need.setText(" ".join(said))
+
+
+class _QualityButton(QAbstractButton):
+    """One quality: what it is good for and how large it becomes."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self.bits = bits
+        self.setObjectName(f"quality{bits}")
+        self.setCheckable(True)
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setText(tr("{bits} bits", bits=bits))
+        words = {
+            4: tr("Smallest and fastest"),
+            8: tr("Nearly lossless"),
+            16: tr("As the source, slowest"),
+        }
+        self._words = words[bits]
+        self._size = ""
+
+    def show_size(self, count: int) -> None:
+        """Show how large the file becomes."""
+        self._size = size_words(count)
+        self.setAccessibleName(f"{self.text()}, {self._size}, {self._words}")
+        self.setToolTip(self._words)
+        self.update()
+
+    @override
+    def sizeHint(self) -> QSize:
+        return QSize(150, look().px(14) * 2 + look().px(12) + 44)
+
+    @override
+    def minimumSizeHint(self) -> QSize:
+        return QSize(80, self.sizeHint().height())
+
+    @override
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        rect = QRectF(self.rect()).adjusted(1, 1, -1, -1)
+        on = self.isChecked()
+        painter.setPen(QPen(look().color("accent" if on or self.hasFocus() else "line"), 1.6 if on else 1))
+        painter.setBrush(look().color("accent_soft" if on else ("hover" if self.underMouse() else "surface")))
+        painter.drawRoundedRect(rect, 12, 12)
+        inner = self.rect().adjusted(16, 12, -14, -12)
+        left = Qt.AlignmentFlag.AlignLeft
+        painter.setFont(look().font(14, bold=True))
+        painter.setPen(look().color("text"))
+        painter.drawText(inner, left | Qt.AlignmentFlag.AlignTop, self.text())
+        painter.setFont(look().font(14))
+        painter.drawText(inner, left | Qt.AlignmentFlag.AlignVCenter, self._size)
+        painter.setFont(look().font(12))
+        painter.setPen(look().color("muted"))
+        words = painter.fontMetrics().elidedText(self._words, Qt.TextElideMode.ElideRight, inner.width())
+        painter.drawText(inner, left | Qt.AlignmentFlag.AlignBottom, words)
+
+
+class _Facts(QWidget):
+    """What a model is: titles and values in as many columns as there is room for."""
+
+    def __init__(self, report: api.ModelReport) -> None:
+        super().__init__()
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(24)
+        self._grid.setVerticalSpacing(12)
+        self._cells: list[QWidget] = []
+        self._columns = 0
+        template = tr("yes") if report.chat_template else tr("none: it continues text")
+        for title, value in (
+            (tr("Family"), report.family or tr("unknown")),
+            (tr("Size"), parameter_words(report.parameters) if report.parameters else ""),
+            (tr("Context"), tr("{count} tokens", count=count_words(report.context)) if report.context else ""),
+            (tr("Stored as"), ", ".join(filter(None, (report.source_dtype, size_words(report.disk_bytes))))),
+            (tr("Chat template"), template),
+            (tr("Licence"), report.licence or tr("not stated")),
+        ):
+            if value:
+                self._cells.append(self._cell(title, value))
+        self._arrange(3)
+
+    @staticmethod
+    def _cell(title: str, value: str) -> QWidget:
+        cell = QWidget()
+        column = QVBoxLayout(cell)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(1)
+        column.addWidget(label(title, "caption"))
+        said = label(value, wrap=True)
+        said.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        column.addWidget(said)
+        column.addStretch(1)
+        return cell
+
+    def _arrange(self, columns: int) -> None:
+        if columns == self._columns:
+            return
+        self._columns = columns
+        for number, cell in enumerate(self._cells):
+            self._grid.addWidget(cell, number // columns, number % columns)
+        for column in range(3):
+            self._grid.setColumnStretch(column, 1 if column < columns else 0)
+
+    @override
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._arrange(3 if event.size().width() >= look().gap(480) else 2)
+
+
+def _free_memory() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,106 @@
+"""Long work beside answering: each a generator that runs on a thread of its own and yields what the window hears."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.errors import InglenookError
+from engine.settings import EngineSettings
+
+__all__ = ["Diagnosed", "Measured", "Tuned", "Verified", "diagnose", "measure", "tune", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A file is checked: how far (0..1), and at the end what was wrong with it, "" when nothing."""
+
+    path: Path
+    share: float = 0.0
+    done: bool = False
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """What the engine says of this computer; `bandwidth`: with the speed of its memory."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A model's speed is measured: how far (0..1), and at the end the figures or why there are none."""
+
+    path: Path
+    share: float = 0.0
+    done: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The best number of threads is looked for: how far (0..1), and at the end what it is."""
+
+    share: float = 0.0
+    done: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    sentence: str = ""
+
+
+def diagnose(api: Any, _stop: threading.Event, *, benchmark: bool) -> Iterator[Diagnosed]:
+    """Ask the engine what this computer offers."""
+    try:
+        yield Diagnosed(api.diagnose(benchmark=benchmark))
+    except InglenookError as error:
+        yield Diagnosed(sentence=str(error))
+
+
+def verify(api: Any, stop: threading.Event, path: Path) -> Iterator[Verified]:
+    """Check every byte of a file."""
+    yield Verified(path)
+    try:
+        for progress in api.verify(path):
+            if stop.is_set():
+                return
+            yield Verified(path, progress.done / progress.total if progress.total else 0.0)
+    except InglenookError as error:
+        yield Verified(path, 1.0, done=True, sentence=str(error))
+    else:
+        yield Verified(path, 1.0, done=True)
+
+
+def measure(api: Any, stop: threading.Event, path: Path, settings: EngineSettings) -> Iterator[Measured]:
+    """Measure a model's speed, shortly."""
+    yield Measured(path)
+    try:
+        steps = api.bench(path, settings=settings, prompt_tokens=256, gen_tokens=48, depth=32, batch=2, repeat=1)
+        for step in steps:
+            if stop.is_set():
+                return
+            if isinstance(step, dict):
+                yield Measured(path, 1.0, done=True, facts=step)
+            else:
+                yield Measured(path, step.done / step.total if step.total else 0.0)
+    except InglenookError as error:
+        yield Measured(path, 1.0, done=True, sentence=str(error))
+
+
+def tune(api: Any, stop: threading.Event, path: Path, settings: EngineSettings) -> Iterator[Tuned]:
+    """Find the number of threads that suits this computer."""
+    yield Tuned()
+    try:
+        for step in api.autotune(path, settings=settings):
+            if stop.is_set():
+                return
+            if isinstance(step, dict):
+                yield Tuned(1.0, done=True, facts=step)
+            else:
+                yield Tuned(step.done / step.total if step.total else 0.0)
+    except InglenookError as error:
+        yield Tuned(1.0, done=True, sentence=str(error))
