@@ -11,7 +11,7 @@ from pathlib import Path
 
 from platformdirs import PlatformDirs
 
-__all__ = ["cache_folder", "data_folder", "library_folder", "log_folder", "program_folder"]
+__all__ = ["cache_folder", "data_folder", "library_folder", "log_folder", "policy_file", "program_folder"]
 
 _DIRS = PlatformDirs("Inglenook", appauthor=False, roaming=False)
 
@@ -39,6 +39,12 @@ def cache_folder() -> Path:
 def log_folder() -> Path:
     """Daily logs. Created when missing."""
     return _made("logs", _DIRS.user_log_path)
+
+
+def policy_file() -> Path:
+    """What an administrator decides for everybody on this computer; mostly it is not there."""
+    program = program_folder()
+    return program / "policy.json" if (program / "portable").is_file() else _DIRS.site_config_path / "policy.json"
 
 
 def library_folder() -> Path:

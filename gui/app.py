@@ -14,7 +14,7 @@ from types import TracebackType
 
 from PySide6.QtWidgets import QApplication
 
-from engine.folders import data_folder, log_folder
+from engine.folders import data_folder, log_folder, policy_file
 from gui.bridge import Bridge, EngineFactory, WorkFailed
 from gui.claim import Claim
 from gui.data.preferences import PreferencesFile
@@ -56,7 +56,7 @@ def create_window(*, engine_factory: EngineFactory | None = None, folders: Folde
     engine_factory: gives what `engine.api` offers; the real one when None
     """
     folders = folders or Folders(data_folder())
-    preferences = PreferencesFile(folders.data / "settings.json")
+    preferences = PreferencesFile(folders.data / "settings.json", policy_file())
     set_language(preferences.values.language)
     look().choose(preferences.values.theme, preferences.values.text_size)
     bridge = Bridge(engine_factory)
@@ -66,6 +66,14 @@ def create_window(*, engine_factory: EngineFactory | None = None, folders: Folde
     if preferences.notice:
         window.say(
             tr("The settings could not be read; they were put aside as {path}.", path=preferences.notice), "warning"
+        )
+    if preferences.policy_notice:
+        window.say(
+            tr(
+                "The administrator's policy ({path}) cannot be read and is not in force.",
+                path=preferences.policy_notice,
+            ),
+            "warning",
         )
     for sentence in notices:
         window.say(sentence, "problem")
@@ -90,6 +98,7 @@ def _open_store(path: Path, bridge: Bridge, notices: list[str]) -> Store:
                 "The file of conversations was damaged; it was put aside as {path} and a new one begun.",
                 path=store.aside,
             )
+            + (" " + tr("Earlier conversations were brought back from its copy.") if store.rescued else "")
         )
     return store
 

@@ -28,6 +28,7 @@ from gui.data.store import MEMORY, Attached, Conversation, Message, Store, new_i
 from gui.kit.i18n import tr
 from gui.kit.timing import timer
 from gui.model_desk import ModelDesk, ModelState
+from gui.serving import Serving
 
 if TYPE_CHECKING:
     from engine import api
@@ -90,6 +91,7 @@ class Session(ModelDesk):
         self.used_tokens = 0
         self.draft_tokens = 0
         self.conversions = Conversions(bridge)
+        self.serving = Serving(bridge)
         self._memory: Store | None = None  # of temporary conversations
         self._new_system: str | None = None
         self._keep = timer(self, _KEEP_MS, self._keep_pieces)
@@ -362,8 +364,9 @@ class Session(ModelDesk):
         conversation = Conversation(identity, title, system=system, settings=settings, temporary=temporary)
         if temporary:
             self._memory = Store(Path(MEMORY))
+            self.preferences.change(greeted=True)
         else:
-            self.preferences.change(draft="")
+            self.preferences.change(draft="", greeted=True)
         self.current = conversation
         self._store_of(identity).create(identity, title, system=system, settings=settings)
         self.current_changed.emit()

@@ -11,12 +11,10 @@ from PySide6.QtGui import (
     QDragEnterEvent,
     QDragLeaveEvent,
     QDropEvent,
-    QKeySequence,
     QPainter,
     QPaintEvent,
     QPen,
     QResizeEvent,
-    QShortcut,
 )
 from PySide6.QtWidgets import (
     QButtonGroup,
@@ -36,14 +34,20 @@ from gui.data.preferences import Preferences
 from gui.kit.controls import Banner
 from gui.kit.i18n import language, set_language, tr
 from gui.kit.icons import app_icon, paint_icon, refresh_icons, set_icon
+from gui.kit.shortcuts import Shortcuts
 from gui.kit.theme import look
 from gui.models.page import ModelsPage
+from gui.pages.diagnostics import DiagnosticsPage
+from gui.pages.server import ServerPage
 from gui.pages.settings import SettingsPage
 from gui.session import Session
 
-__all__ = ["Window"]
+__all__ = ["PageName", "Window"]
+
+PageName = Literal["chat", "models", "diagnostics", "server", "settings"]
 
 _FIRST_SIZE = QSize(1320, 840)
+_RAIL = 88
 
 
 class Window(QMainWindow):
@@ -62,7 +66,6 @@ class Window(QMainWindow):
         self.setAcceptDrops(True)
         self._build()
         self._sign = _DropSign(self)
-        self._shortcuts()
         session.notice.connect(self.say)
         session.preferences.changed.connect(self._preferences_changed)
         look().changed.connect(refresh_icons)
@@ -77,7 +80,7 @@ class Window(QMainWindow):
         row.setSpacing(0)
         rail = QFrame()
         rail.setObjectName("rail")
-        rail.setFixedWidth(max(72, look().px(72)))
+        rail.setFixedWidth(max(_RAIL, look().px(_RAIL)))
         column = QVBoxLayout(rail)
         column.setContentsMargins(6, 12, 6, 12)
         column.setSpacing(6)
@@ -96,15 +99,21 @@ class Window(QMainWindow):
         self.models_page = ModelsPage(self.session)
         self.models_page.chat_asked.connect(self._chat_with)
         self.models_page.dropped.connect(self._take)
+        self.models_page.measure_asked.connect(self._measure)
+        self.diagnostics_page = DiagnosticsPage(self.session)
+        self.server_page = ServerPage(self.session)
         self.settings_page = SettingsPage(self.session)
         self._buttons = QButtonGroup(rail)
         self._places: dict[str, int] = {}
         self._add_page(column, "chat", tr("Chat"), self.chat_page)
         self._add_page(column, "models", tr("Models"), self.models_page)
+        self._add_page(column, "diagnostics", tr("Diagnostics"), self.diagnostics_page)
+        self._add_page(column, "server", tr("Server"), self.server_page)
         column.addStretch(1)
         self._add_page(column, "settings", tr("Settings"), self.settings_page)
         self._buttons.idClicked.connect(self._page_chosen)
         self._buttons.button(0).setChecked(True)
+        self._keys = self._make_shortcuts(central)
         self.setCentralWidget(central)
 
     def _add_page(self, column: QVBoxLayout, name: str, title: str, page: QWidget) -> None:
@@ -115,31 +124,52 @@ class Window(QMainWindow):
         made.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextUnderIcon)
         made.setCheckable(True)
         made.setCursor(Qt.CursorShape.PointingHandCursor)
-        made.setFixedWidth(max(60, look().px(60)))
+        made.setFixedWidth(max(_RAIL - 12, look().px(_RAIL - 12)))
         set_icon(made, name, "muted", 22)
         place = self.pages.addWidget(page)
         self._places[name] = place
         self._buttons.addButton(made, place)
+        made.setVisible(name not in self.session.preferences.hidden_pages)
         column.addWidget(made, 0, Qt.AlignmentFlag.AlignHCenter)
 
-    def _shortcuts(self) -> None:
-        for keys, do in {
-            "Ctrl+N": self._new_chat,
-            "Ctrl+F": self._search,
-            "Ctrl+K": self._search,
-            "Esc": self._escape,
-            "Ctrl+R": self.session.regenerate,
-            "Ctrl+,": lambda: self.show_page("settings"),
-            "Ctrl+L": self._pick_model,
-            "Ctrl+B": self._toggle_sidebar,
-            "Ctrl+Q": self.close,
-        }.items():
-            QShortcut(QKeySequence(keys), self).activated.connect(do)
+    def _make_shortcuts(self, parent: QWidget) -> Shortcuts:
+        """Made with the pages they act on, and gone with them."""
+        made = Shortcuts(
+            parent,
+            {
+                "new_chat": self._new_chat,
+                "temporary_chat": lambda: self._new_chat(temporary=True),
+                "search": self._search,
+                "search_too": self._search,
+                "stop": self.chat_page.escape,
+                "regenerate": self.session.regenerate,
+                "continue": self.session.continue_answer,
+                "edit_last": self.chat_page.edit_last,
+                "copy_last": self.chat_page.copy_last,
+                "attach": self.chat_page.box.attach_button.click,
+                "pick_model": self._pick_model,
+                "sidebar": self.chat_page.sidebar_toggle.click,
+                "controls": self.chat_page.controls_toggle.click,
+                "larger": lambda: self._resize_text(10),
+                "smaller": lambda: self._resize_text(-10),
+                "shortcuts": self._show_shortcuts,
+                "chat_page": lambda: self.show_page("chat"),
+                "models_page": lambda: self.show_page("models"),
+                "diagnostics_page": lambda: self.show_page("diagnostics"),
+                "server_page": lambda: self.show_page("server"),
+                "settings_page": lambda: self.show_page("settings"),
+                "quit": self.close,
+            },
+        )
+        made.apply(self.session.preferences.values.shortcuts)
+        return made
 
     # ---- pages
 
-    def show_page(self, name: Literal["chat", "models", "settings"]) -> None:
-        """Bring a page to the front."""
+    def show_page(self, name: PageName) -> None:
+        """Bring a page to the front, unless an administrator took it away."""
+        if name in self.session.preferences.hidden_pages:
+            return
         self._buttons.button(self._places[name]).setChecked(True)
         self._page_chosen(self._places[name])
 
@@ -147,8 +177,10 @@ class Window(QMainWindow):
         self.pages.setCurrentIndex(place)
         if place == self._places["chat"]:
             self.chat_page.composer.setFocus()
-        elif place == self._places["models"]:
-            self.models_page.arrive()
+            return
+        page = self.pages.widget(place)
+        if isinstance(page, ModelsPage | DiagnosticsPage | ServerPage):
+            page.arrive()
 
     def come_forward(self) -> None:
         """Be seen, wherever the window was."""
@@ -167,24 +199,30 @@ class Window(QMainWindow):
         banner.closed.connect(banner.deleteLater)
         self._banners.addWidget(banner)
 
-    def _new_chat(self) -> None:
+    def _new_chat(self, *, temporary: bool = False) -> None:
         self.show_page("chat")
         self.chat_page.keep_draft()
-        self.session.new_chat()
+        self.session.new_chat(temporary=temporary)
 
     def _search(self) -> None:
         self.show_page("chat")
         self.chat_page.focus_search()
 
-    def _toggle_sidebar(self) -> None:
-        self.chat_page.sidebar_toggle.click()
-
     def _pick_model(self) -> None:
         self.show_page("chat")
         self.chat_page.picker.showPopup()
 
-    def _escape(self) -> None:
-        self.chat_page.escape()
+    def _show_shortcuts(self) -> None:
+        self.show_page("settings")
+        self.settings_page.show_shortcuts()
+
+    def _resize_text(self, step: int) -> None:
+        size = max(80, min(200, self.session.preferences.values.text_size + step))
+        self.session.preferences.change(text_size=size)
+
+    def _measure(self, path: Path) -> None:
+        self.show_page("diagnostics")
+        self.diagnostics_page.measure_model(path)
 
     def _chat_with(self, path: Path) -> None:
         if self.session.state.path != path or self.session.state.kind in {"none", "failed"}:
@@ -195,6 +233,8 @@ class Window(QMainWindow):
 
     def _preferences_changed(self, before: Preferences) -> None:
         now = self.session.preferences.values
+        if now.shortcuts != before.shortcuts:
+            self._keys.apply(now.shortcuts)
         if (now.theme, now.text_size) != (before.theme, before.text_size):
             look().choose(now.theme, now.text_size)
         if now.language != before.language:
@@ -272,6 +312,7 @@ class Window(QMainWindow):
         self.chat_page.keep_draft()
         geometry = bytes(self.saveGeometry().toBase64().data()).decode()
         self.session.preferences.change(geometry=geometry)
+        self.session.serving.stop()
         self.session.shut_down()
         self.session.bridge.close()
         super().closeEvent(event)

@@ -49,7 +49,7 @@ class Driver:
             preferences.setdefault("model", str(self.script.add_model("SmolLM2 135M")))
         if not (folder / "settings.json").exists():
             file = PreferencesFile(folder / "settings.json")
-            file.change(**{"language": "en", "theme": "light", **preferences})
+            file.change(**{"language": "en", "theme": "light", "greeted": True, **preferences})
             file.save()
         self.window = create_window(engine_factory=self.script, folders=Folders(folder))
         self.session = self.window.session

@@ -1,5 +1,7 @@
 """Makes the screenshots of the window with a scripted engine: `python tests/screens.py FOLDER [NAME...]`.
 
+Those in `docs/screens` are made anew by `python tests/screens.py docs/screens` followed by the names that lie there.
+
 Needs a screen (or `xvfb-run -s "-screen 0 2200x1500x24"`); pictures are taken of the window itself.
 """
 
@@ -13,13 +15,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from PySide6.QtCore import QEventLoop, QMimeData, QPoint, Qt, QTimer, QUrl
-from PySide6.QtGui import QDragEnterEvent
-from PySide6.QtWidgets import QApplication
+from PySide6.QtGui import QDragEnterEvent, QImage
+from PySide6.QtWidgets import QApplication, QDialog
 
+from engine.settings import ServerSettings
 from gui.app import Folders, create_application, create_window, finish
 from gui.data.preferences import PreferencesFile
 from gui.window import Window
 from tests.scripted import ScriptedApi, api, report
+
+SMALL = Path(__file__).resolve().parent.parent / "docs" / "screens"
 
 ANSWER = '''Two words share a prefix as far as their letters agree, so it is enough \
 to compare the **smallest** and the **largest** word of the list:
@@ -113,7 +118,7 @@ class Studio:
             first = self.script.add_model("SmolLM2 135M Instruct", 92_000_000)
             preferences = {"model": str(first), **preferences}
         file = PreferencesFile(folder / "settings.json")
-        file.change(**{"language": "en", "theme": "light", **preferences})
+        file.change(**{"language": "en", "theme": "light", "greeted": True, **preferences})
         file.save()
         self.window: Window = create_window(engine_factory=self.script, folders=Folders(folder))
         self.window.resize(1320, 840)
@@ -158,6 +163,7 @@ class Studio:
 
 def first_run(studio: Studio) -> None:
     studio.show(ready=False)
+    wait(400)
 
 
 def welcome(studio: Studio) -> None:
@@ -295,6 +301,83 @@ def converted(studio: Studio) -> None:
     wait(900)
 
 
+def diagnostics(studio: Studio) -> None:
+    studio.show()
+    rows = [{"model": "SmolLM2 135M Instruct", "at_s": 1_790_000_000, "decode_tps": 96.1, "prefill_tps": 840.0,
+             "threads": 4, "tier": "avx2"}]  # fmt: skip
+    studio.session.preferences.change(benchmarks=rows)
+    studio.window.show_page("diagnostics")
+    studio.window.diagnostics_page.measure_memory()
+    wait(3400)
+
+
+def diagnostics_end(studio: Studio) -> None:
+    diagnostics(studio)
+    studio.window.diagnostics_page.verticalScrollBar().setValue(10_000)
+    wait(300)
+
+
+def server(studio: Studio) -> None:
+    studio.show()
+    studio.session.preferences.change(server=ServerSettings(port=0))
+    studio.window.show_page("server")
+    studio.window.findChild(object, "newKey").click()
+    studio.window.findChild(object, "startServer").click()
+    until(lambda: studio.session.serving.state.kind == "on", 20_000)
+    wait(300)
+
+
+def server_end(studio: Studio) -> None:
+    server(studio)
+    studio.window.server_page.verticalScrollBar().setValue(10_000)
+    wait(300)
+
+
+def thinking(studio: Studio) -> None:
+    studio.fill()
+    studio.show()
+    thought = "<think>\nThe user wants a short answer.\nWarm air rises, so the flue draws.\n</think>\n\n"
+    studio.ask(
+        "Why does a chimney draw?", thought + "Because **warm air rises**: $$\\Delta p = \\rho g h$$", token_s=0.02
+    )
+    studio.window.chat_page.transcript.act("unfold", studio.session.chat.turns[-1].message.id)
+    wait(300)
+
+
+def tree(studio: Studio) -> None:
+    from gui.data.store import Attached
+
+    studio.fill()
+    studio.session.pin("c1", pinned=True)
+    studio.session.move("c2", "Fireplaces")
+    studio.session.move("c4", "Fireplaces")
+    studio.show()
+    studio.ask("Summarise the attached notes.", "They say that the kiln was lit at dawn.")
+    studio.window.chat_page.box.composer.clear()
+    box = studio.window.chat_page.box
+    studio.session.regenerate()
+    until(lambda: not studio.session.running)
+    box._files[:] = [Attached("kiln-notes.docx", "text " * 900), Attached("temperatures.xlsx", "1,2\n" * 400)]
+    for file in box._files:
+        studio.session.count_file(file.name, file)
+    box._show_files()
+    studio.script.hold.clear()
+    studio.session.regenerate()
+    studio.session.send("And then tell me what to do next time.")
+    studio.script.hold.set()
+    box.composer.setPlainText("Compare both files, please.")
+    wait(600)
+
+
+def tokens(studio: Studio) -> None:
+    studio.fill()
+    studio.session.preferences.change(keep_probabilities=True)
+    studio.show()
+    studio.ask("Why does a chimney draw?", "Because warm air is lighter than cold air, it rises up the flue.")
+    studio.window.chat_page.transcript.act("tokens", studio.session.chat.turns[-1].message.id)
+    wait(500)
+
+
 def settings(studio: Studio) -> None:
     studio.show()
     studio.window.show_page("settings")
@@ -314,7 +397,7 @@ def chat_chinese(studio: Studio) -> None:
 
 
 SCENES: dict[str, tuple[Callable[[Studio], None], dict[str, object]]] = {
-    "first-run": (first_run, {"model": False}),
+    "first-run": (first_run, {"model": False, "greeted": False}),
     "welcome": (welcome, {}),
     "welcome-dark": (welcome, {"theme": "dark"}),
     "loading": (loading, {}),
@@ -335,6 +418,19 @@ SCENES: dict[str, tuple[Callable[[Studio], None], dict[str, object]]] = {
     "converting": (converting, {}),
     "converting-dark": (converting, {"theme": "dark"}),
     "converted": (converted, {}),
+    "diagnostics": (diagnostics, {}),
+    "diagnostics-dark": (diagnostics, {"theme": "dark"}),
+    "diagnostics-end": (diagnostics_end, {}),
+    "diagnostics-chinese": (diagnostics, {"language": "zh_CN"}),
+    "server": (server, {}),
+    "server-dark": (server, {"theme": "dark"}),
+    "server-end-chinese": (server_end, {"language": "zh_CN"}),
+    "thinking": (thinking, {}),
+    "tree": (tree, {}),
+    "tree-dark": (tree, {"theme": "dark"}),
+    "tokens": (tokens, {}),
+    "tokens-dark": (tokens, {"theme": "dark"}),
+    "contrast": (chat, {"theme": "contrast"}),
     "settings": (settings, {}),
     "settings-dark": (settings, {"theme": "dark"}),
     "narrow": (narrow, {}),
@@ -342,7 +438,7 @@ SCENES: dict[str, tuple[Callable[[Studio], None], dict[str, object]]] = {
     "chat-chinese-dark": (chat_chinese, {"language": "zh_CN", "theme": "dark"}),
     "model-report-chinese": (model_report, {"language": "zh_CN"}),
     "settings-chinese": (settings, {"language": "zh_CN"}),
-    "first-run-chinese": (first_run, {"language": "zh_CN", "model": False}),
+    "first-run-chinese": (first_run, {"language": "zh_CN", "model": False, "greeted": False}),
     "large-text": (chat, {"text_size": 140}),
 }
 
@@ -355,7 +451,15 @@ def main() -> None:
         scene, preferences = SCENES[name]
         studio = Studio(**preferences)
         scene(studio)
-        studio.window.grab().save(str(folder / f"{name}.png"))
+        picture = studio.window.grab()
+        if folder.name == SMALL.name:  # what is kept with the sources stays small
+            picture = picture.scaledToWidth(800, Qt.TransformationMode.SmoothTransformation)
+            indexed = picture.toImage().convertToFormat(QImage.Format.Format_Indexed8)
+            indexed.save(str(folder / f"{name}.png"))
+        else:
+            picture.save(str(folder / f"{name}.png"))
+        for dialog in studio.window.findChildren(QDialog):
+            dialog.grab().save(str(folder / f"{name}-dialog.png"))
         print(name, flush=True)  # noqa: T201 (tells how far it is)
         studio.close()
 

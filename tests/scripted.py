@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from engine import api
-from engine.errors import InputError
+from engine.errors import FileDamagedError, InputError
 from engine.settings import Conversion, EngineSettings, Sampling
 
 MIB = 1 << 20
@@ -102,6 +102,8 @@ class ScriptedApi:
         self.convert_steps = 10
         self.convert_failure = ""
         self.import_s = 0.0
+        self.damage = ""  # what `verify` finds
+        self.benches: list[Path] = []
         self.requests: list[api.Request] = []
         self.loads: list[tuple[Path, EngineSettings]] = []
         self.conversions: list[tuple[Path, Path, Conversion, bool]] = []
@@ -135,6 +137,47 @@ class ScriptedApi:
         )
         return path
 
+    def diagnose(self, *, benchmark: bool = False) -> dict[str, Any]:
+        """A computer with one thing to say about each fact."""
+        facts: dict[str, Any] = {
+            "system": "Linux 6.1",
+            "python": "3.11.7",
+            "cpu": {
+                "name": "Toy Processor 5600",
+                "architecture": "x86-64",
+                "tiers": ["generic", "avx2"],
+                "tier_reason": "this processor has no avxvnni",
+                "physical_cores": 6,
+                "allowed_cores": 4,
+                "fast_cores": 6,
+                "cpu_quota": None,
+                "numa_nodes": 1,
+                "default_threads": 4,
+            },
+            "memory": {"total_bytes": 16_000_000_000, "free_bytes": 9_000_000_000, "limit_bytes": None},
+        }
+        if benchmark:
+            facts["benchmark"] = {
+                "read_bandwidth_gb_per_s": 11.2,
+                "forecast_tps": {"1.5 billion parameters, int4": 13.3, "7 billion parameters, int4": 2.8},
+            }
+        return facts
+
+    def verify(self, path: Path) -> Iterator[api.Progress]:
+        for step in range(4):
+            yield api.Progress("verify", step, 4, "bytes")
+        if self.damage:
+            raise FileDamagedError(self.damage)
+
+    def bench(self, path: Path, **_sizes: Any) -> Iterator[api.Progress | dict[str, Any]]:
+        self.benches.append(path)
+        yield api.Progress("measure", 1, 2)
+        yield {"decode_tps": 27.4, "prefill_tps": 210.0, "ttft_s": 0.4, "threads": 4, "tier": "avx2"}
+
+    def autotune(self, _path: Path, **_settings: Any) -> Iterator[api.Progress | dict[str, Any]]:
+        yield api.Progress("measure", 1, 2)
+        yield {"threads": 3, "pinned": True}
+
     def inspect(self, path: Path | str, *, tensors: bool = False) -> api.ModelReport:
         del tensors
         if not Path(path).exists():
@@ -157,6 +200,12 @@ class ScriptedApi:
         self.library.append(
             api.LibraryModel(out, out.stem, "Qwen2ForCausalLM", "int4, group 32", 318_000_000, 494_032_768, 32_768)
         )
+
+
+def _logprobs(number: int, token: str) -> tuple[api.TokenLogprob, ...]:
+    """The token, likely or not so likely by turns, and a rival."""
+    own = -0.05 - 0.7 * (number % 4)
+    return (api.TokenLogprob(number, token.encode(), own, ((number, token.encode(), own), (99, b" other", own - 0.4))),)
 
 
 class ScriptedEngine:
@@ -204,6 +253,14 @@ class ScriptedEngine:
     def cancel(self, request_id: str) -> None:
         self._cancelled.add(request_id)
 
+    def prompt_tokens(self, request: api.Request, sink: Callable[[tuple[api.PromptToken, ...]], None]) -> None:
+        assert not isinstance(request.prompt, str)
+        words = [api.PromptToken(1, b"<|im_start|>", control=True)]
+        for message in request.prompt:
+            assert isinstance(message, api.Message)
+            words += [api.PromptToken(2, f"{word} ".encode(), control=False) for word in message.content.split()]
+        self._inbox.put(lambda: sink(tuple(words)))
+
     def count_tokens(self, messages: Sequence[api.Message], sink: Callable[[int], None]) -> None:
         self._inbox.put(lambda: sink(sum(len(message.content) // 4 + 5 for message in messages)))
 
@@ -244,7 +301,7 @@ class ScriptedEngine:
                 sink(api.Failed(identity, script.failure, "InternalError"))
                 return
             said.append(token)
-            sink(api.Delta(identity, token, (number,)))
+            sink(api.Delta(identity, token, (number,), _logprobs(number, token) if request.logprobs else ()))
             yield from self._wait(identity, script.token_s)
         done("cancelled" if identity in self._cancelled else script.reason)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.settings import EngineSettings, Sampling
+from engine.settings import EngineSettings, Sampling, ServerSettings
 from gui.chat import panel
 from gui.data.preferences import Preferences
 from gui.kit import i18n
+from gui.pages import server as server_page
 from gui.pages import settings as settings_page
 
 GUI = Path(i18n.__file__).parent.parent
@@ -38,6 +39,7 @@ def setting_sentences() -> set[str]:
     for model, names in (
         (Preferences, (*settings_page.GENERAL, "streaming")),
         (EngineSettings, settings_page.ENGINE),
+        (ServerSettings, server_page.SERVER),
         (Sampling, (*panel.CONTROLS, *panel.ADVANCED)),
     ):
         properties = model.model_json_schema()["properties"]

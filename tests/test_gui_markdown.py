@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PySide6.QtCore import Qt, QUrl
 from PySide6.QtGui import QTextDocument, QTextFormat, QTextList
 
+from gui.chat.formula import readable
 from gui.chat.highlight import Highlighter, language_name
 from gui.chat.markdown import Part, Splitter, plain_parts, write_markdown, write_plain
 
@@ -273,14 +274,25 @@ def test_languages_have_names():
 @pytest.mark.parametrize(
     ("source", "shown"),
     [
-        (r"So \(a_1 * b_1 * c\) and \[x\] hold.", r"So \(a_1 * b_1 * c\) and \[x\] hold."),
-        ("Thus\n\\[\n\\frac{a}{b} \\\\ c\n\\]\nholds **here**.", "Thus\n\\[\n\\frac{a}{b} \\\\ c\n\\]\nholds here."),
-        (r"\[no link\](address) \(open \* star", "[no link](address) (open * star"),
-        (r"- **Area** \(\pi r^2\)", r"Area \(\pi r^2\)"),
+        (r"So \(a_1 * b_1 * c\) and \[x\] hold.", "So a₁ * b₁ * c and x hold."),
+        ("Thus\n\\[\n\\frac{a}{b} \\le c\n\\]\nholds **here**.", "Thus\na/b ≤ c\nholds here."),
+        (r"\[no link\](address) \(open \* star", r"[no link](address) \(open * star"),
+        (r"- **Area** \(\pi r^2\)", "Area πr²"),
+        ("$E = mc^2$ and $$\\sum_{i=1}^n i$$", "E = mc² and ∑ᵢ₌₁ⁿ i"),
+        ("It costs $5 and then $10, or US$ 3$.", "It costs $5 and then $10, or US$ 3$."),
+        ("$2x + 3$ is `$no$ formula`", "2x + 3 is $no$ formula"),
+        (r"$\unknown{x}$", r"\unknown x"),
     ],
 )
-def test_formulas_stay_as_they_were_written(source, shown):
+def test_formulas_are_readable(source, shown):
     document = QTextDocument()
     write_markdown(document, source)
     assert document.toPlainText() == shown
     assert document.blockCount() == 1
+
+
+@given(st.text(alphabet="\\{}^_$ab frcsqt&'[]", max_size=60))
+def test_no_formula_is_too_strange(source):
+    shown = readable(source)
+    assert len(shown) <= 4 * len(source) + 8
+    assert readable("{" * 2000) in {"", "{" * 2000}

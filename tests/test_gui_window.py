@@ -596,12 +596,47 @@ def test_a_conversion_is_cancelled_and_made_later(open_window):
     driver.until(lambda: " of 988 MB" in "".join(driver.texts("conversionWords")))
     assert "left" in driver.texts("conversionWords")[0]
     driver.click("cancelConversion")
-    driver.until(lambda: driver.has("convert"), 1500)
+    driver.until(lambda: driver.has("resumeConversion"), 1500)
     assert list((driver.folder / "models").iterdir()) == []
-    assert "Cancelled" in driver.texts("reportProblem")[0]
+    assert "Cancelled at" in driver.texts("conversionWords")[0]
     driver.script.convert_steps = 3
-    driver.click("convert")
+    driver.click("resumeConversion")
     driver.until(lambda: driver.has("chatWith"))
+    (first, second) = driver.script.conversions
+    assert first == second
+    assert second[3]  # resumed
+
+
+def test_what_a_cancelled_conversion_wrote_is_discarded(open_window):
+    driver = open_window(model=False)
+    driver.script.step_s, driver.script.convert_steps = 0.05, 200
+    driver.drop(driver.folder)
+    driver.until(lambda: driver.has("convert"))
+    driver.click("convert")
+    driver.until(lambda: driver.has("cancelConversion"))
+    driver.click("cancelConversion")
+    driver.until(lambda: driver.has("forgetConversion"))
+    driver.click("forgetConversion")
+    driver.until(lambda: len(driver.script.conversions) == 2)
+    assert not driver.script.conversions[1][3]
+    assert not driver.session.conversions.jobs
+
+
+def test_conversions_wait_in_line(open_window):
+    driver = open_window(model=False)
+    driver.script.step_s = 0.05
+    for number in range(2):
+        folder = driver.folder / f"source {number}"
+        folder.mkdir()
+        driver.drop(folder)
+        driver.until(lambda: driver.has("convert"))
+        driver.click("convert")
+    assert [job.state for job in driver.session.conversions.jobs] == ["running", "waiting"]
+    driver.until(lambda: len(driver.session.models) == 2)
+    assert [out.name for _source, out, *_rest in driver.script.conversions] == [
+        "Qwen2.5 Coder 0.5B Instruct-int4-g32.nook",
+        "Qwen2.5 Coder 0.5B Instruct-int4-g32 (2).nook",
+    ]
 
 
 def test_a_drop_beside_a_report_is_refused_in_words(open_window):
@@ -620,7 +655,8 @@ def test_a_conversion_that_fails_says_why(open_window):
     driver.drop(driver.folder)
     driver.until(lambda: driver.has("convert"))
     driver.click("convert")
-    driver.until(lambda: driver.texts("reportProblem") == [driver.script.convert_failure])
+    driver.until(lambda: driver.texts("conversionWords") == [driver.script.convert_failure])
+    assert driver.has("resumeConversion")
 
 
 def test_chatting_goes_on_while_a_model_is_converted(open_window):
@@ -631,11 +667,9 @@ def test_chatting_goes_on_while_a_model_is_converted(open_window):
     driver.click("convert")
     driver.click("pageChat")
     assert driver.ask("Hello?") == "Hello, world."
-    driver.drop(driver.folder)
-    assert "One conversion at a time" in driver.banners()[0]
     driver.click("pageModels")
     driver.click("cancelConversion")
-    driver.until(lambda: not driver.session.bridge.converting)
+    driver.until(lambda: not driver.session.conversions.busy)
 
 
 def test_a_folder_that_cannot_be_converted_offers_no_conversion(open_window):
@@ -772,7 +806,13 @@ def test_a_model_is_removed_after_asking(open_window):
 
 def test_pages_by_name(open_window):
     driver = open_window()
-    for button, page in (("pageModels", "modelsPage"), ("pageSettings", "settingsPage"), ("pageChat", "chatPage")):
+    for button, page in (
+        ("pageModels", "modelsPage"),
+        ("pageDiagnostics", "diagnosticsPage"),
+        ("pageServer", "serverPage"),
+        ("pageSettings", "settingsPage"),
+        ("pageChat", "chatPage"),
+    ):
         driver.click(button)
         assert driver.window.pages.currentWidget().objectName() == page
     QTest.keyClick(driver.window, Qt.Key.Key_Comma, Qt.KeyboardModifier.ControlModifier)
@@ -784,7 +824,7 @@ def test_pages_by_name(open_window):
 def test_every_control_has_a_name(open_window):
     driver = open_window()
     driver.ask("Hello?")
-    for page in ("chat", "models", "settings"):
+    for page in ("chat", "models", "diagnostics", "server", "settings"):
         driver.window.show_page(page)
         for widget in driver.window.findChildren(QWidget):
             if not widget.isVisible() or widget.focusPolicy() == Qt.FocusPolicy.NoFocus:

@@ -98,6 +98,11 @@ class Hub:
         self._turns = _Turns()
 
     @property
+    def answers(self) -> int:
+        """Answers that are under way or waiting."""
+        return self._answers
+
+    @property
     def waiting_room(self) -> int:
         """Answers that can still be taken."""
         return self._most_answers - self._answers

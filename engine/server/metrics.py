@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import psutil
 
@@ -11,11 +13,23 @@ from engine import api
 from engine.api import Usage
 from engine.server.hub import Served
 
-__all__ = ["Metrics"]
+__all__ = ["Answered", "Metrics"]
 
 _BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
+_LATEST = 100
+
 Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request that ended: when, in seconds since 1970, and with which HTTP status."""
+
+    at_s: float
+    model: str
+    endpoint: str
+    status: int
 
 
 class Metrics:
@@ -26,9 +40,16 @@ class Metrics:
         self._tokens: Counter[Labels] = Counter()
         self._first_token_s: dict[Labels, list[float]] = {}
         self._process = psutil.Process()
+        self._latest: deque[Answered] = deque(maxlen=_LATEST)
+
+    @property
+    def latest(self) -> tuple[Answered, ...]:
+        """The requests that ended last, the latest at the end."""
+        return tuple(self._latest)
 
     def answered(self, model: str, endpoint: str, status: int) -> None:
         """A request ended."""
+        self._latest.append(Answered(time.time(), model, endpoint, status))
         self._requests[("model", model), ("endpoint", endpoint), ("status", str(status))] += 1
 
     def computed(self, model: str, usage: Usage) -> None:

@@ -60,7 +60,13 @@ class Server:
         self._engine_settings, self._settings, self._engine = engine_settings, settings, engine
         self._socket = _listening(settings.host, settings.port)
         self._server: _Uvicorn | None = None
+        self._hub: Hub | None = None
         self._stopped = False
+
+    @property
+    def answers(self) -> int:
+        """Answers that are under way or waiting now; may be asked from any thread."""
+        return 0 if self._hub is None else self._hub.answers
 
     @property
     def url(self) -> str:
@@ -86,7 +92,7 @@ class Server:
             self._server.should_exit = True
 
     async def _run(self, ready: Callable[[], None], warn: Callable[[str], None]) -> None:
-        hub = Hub(
+        hub = self._hub = Hub(
             self.models,
             self._engine_settings,
             queue=self._settings.queue,

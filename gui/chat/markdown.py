@@ -30,6 +30,7 @@ from PySide6.QtGui import (
     QTextTableFormat,
 )
 
+from gui.chat.formula import readable
 from gui.kit.theme import code_font, look
 
 if TYPE_CHECKING:
@@ -73,15 +74,31 @@ def _parser() -> MarkdownIt:
     return made
 
 
+_INLINE_FORMULA = re.compile(
+    r"\\\((?P<round>.+?)\\\)|\\\[(?P<square>.+?)\\\](?!\()|\$\$(?P<double>.+?)\$\$"
+    r"|\$(?=[^\s$\d]|\d[\d.]*[a-zA-Z\\^_=+*/<>-])(?P<single>[^$\n]*?[^\s$\\])\$(?!\d)",
+    re.DOTALL,
+)
+
+
 def _formula(state: StateInline, silent: bool) -> bool:  # noqa: FBT001 - called by the parser
-    r"""Leave `\( ... \)` and `\[ ... \]` as written; Markdown would take backslashes and stars out of them."""
-    closing = {r"\(": r"\)", r"\[": r"\]"}.get(state.src[state.pos : state.pos + 2])
-    end = -1 if closing is None else state.src.find(closing, state.pos + 2, state.posMax)
-    if end < 0 or state.src.startswith("](", end + 1):  # brackets that are escaped lest they become a link
+    r"""Take `\( ... \)`, `\[ ... \]`, `$ ... $` and `$$ ... $$` out of Markdown's hands; one not ended stays text."""
+    begin = state.src[state.pos]
+    if begin not in "\\$":
+        return False
+    found = _INLINE_FORMULA.match(state.src, state.pos, state.posMax)
+    if found is None:
+        if state.src[state.pos : state.pos + 2] == r"\(":  # still being written; Markdown would drop the backslash
+            if not silent:
+                state.pending += r"\("
+            state.pos += 2
+            return True
         return False
     if not silent:
-        state.pending += state.src[state.pos : end + 2]
-    state.pos = end + 2
+        token = state.push("formula", "", 0)
+        token.content = found[found.lastgroup or 0]
+        token.markup = found[0]
+    state.pos = found.end()
     return True
 
 
@@ -431,6 +448,11 @@ class _Writer:
                     code.setFont(code_font(13))
                     code.setBackground(QBrush(look().color("bubble")))
                     cursor.insertText(child.content, code)
+                case "formula":
+                    formula = QTextCharFormat(form)
+                    formula.setFontItalic(True)
+                    formula.setToolTip(child.markup)
+                    cursor.insertText(readable(child.content).replace("\n", LINE_SEPARATOR), formula)
                 case "strong_open":
                     stack.append(QTextCharFormat(form))
                     form.setFontWeight(QFont.Weight.Bold)

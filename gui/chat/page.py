@@ -5,21 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from PySide6.QtCore import Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QGuiApplication, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QStackedLayout, QVBoxLayout, QWidget
 from typing_extensions import override
 
 from gui.chat.box import MessageBox
 from gui.chat.panel import Panel
 from gui.chat.sidebar import Sidebar
+from gui.chat.tokens import TokenView
 from gui.chat.transcript import Transcript
 from gui.chat.welcome import Welcome
+from gui.data.machine import hardware_words
 from gui.kit.controls import Elided, IconButton, label
 from gui.kit.dialogs import confirm
 from gui.kit.i18n import tr
 from gui.kit.theme import look
 from gui.models.picker import ModelPicker
 from gui.session import Session
+from gui.tasks import Diagnosed, diagnose
 
 __all__ = ["ChatPage"]
 
@@ -30,12 +33,13 @@ class ChatPage(QWidget):
     """Everything around one conversation."""
 
     models_asked = Signal()
-    tokens_asked = Signal(str)  # a message whose tokens are to be shown
 
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.setObjectName("chatPage")
         self._session = session
+        self._hardware = ""
+        self._looked = 0  # how thoroughly this computer was looked at
         self._squeezed = (False, False)  # sidebar, controls: hidden because the window is narrow
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
@@ -52,6 +56,7 @@ class ChatPage(QWidget):
         session.model_changed.connect(self._show_model)
         session.library_changed.connect(self._show_library)
         session.preferences.changed.connect(self._show_preferences)
+        session.bridge.event.connect(self._apply)
         self._show_preferences()
         self._show_library()
         self._show_current()
@@ -74,6 +79,8 @@ class ChatPage(QWidget):
         self.welcome = Welcome()
         self.welcome.models_asked.connect(self.models_asked)
         self.welcome.suggested.connect(self._suggest)
+        self.welcome.language_asked.connect(lambda code: self._session.preferences.change(language=code))
+        self.welcome.starter_asked.connect(self._start_with_starter)
         views = QWidget()
         self._views = QStackedLayout(views)
         self._views.addWidget(self.transcript)
@@ -138,7 +145,7 @@ class ChatPage(QWidget):
             case "edit":
                 self._edit(message)
             case "tokens":
-                self.tokens_asked.emit(message)
+                self._show_tokens(message)
             case "delete":
                 confirm(
                     self,
@@ -154,6 +161,40 @@ class ChatPage(QWidget):
             question = turn.message.role == "user"
             words = tr("Editing a message: it is answered anew") if question else tr("Editing an answer")
             self.box.edit(message, turn.message.content, words)
+
+    def _start_with_starter(self) -> None:
+        starter = next((entry for entry in self._session.models if entry.starter), None)
+        if starter is not None:
+            self._session.choose_model(starter.path)
+
+    def _look_at_computer(self) -> None:
+        """At the first start: what it has at once, how fast it is when the engine's code is there."""
+        session = self._session
+        if session.preferences.values.greeted:
+            return
+        measured = session.state.kind == "ready"
+        if session.engine_ready and self._looked < 1 + measured:
+            self._looked = 1 + measured
+            session.bridge.task("diagnose", lambda api, stop: diagnose(api, stop, benchmark=measured))
+
+    def _apply(self, event: object) -> None:
+        if isinstance(event, Diagnosed) and event.facts and not self._session.preferences.values.greeted:
+            self._hardware = hardware_words(event.facts)
+            self._show_first()
+
+    def _show_first(self) -> None:
+        session = self._session
+        first = not session.preferences.values.greeted
+        starter = next((entry.name for entry in session.models if entry.starter), "")
+        waiting = first and session.state.kind in {"none", "failed"}
+        self.welcome.show_first(
+            (self._hardware or tr("Looking at this computer…")) if first else "", starter if waiting else ""
+        )
+
+    def _show_tokens(self, message: str) -> None:
+        turn = next((turn for turn in self._session.chat.turns if turn.message.id == message), None)
+        if turn is not None:
+            TokenView(self._session, turn, self).open()
 
     def _suggest(self, text: str) -> None:
         composer = self.box.composer
@@ -187,6 +228,18 @@ class ChatPage(QWidget):
         self.sidebar.search.setFocus()
         self.sidebar.search.selectAll()
 
+    def edit_last(self) -> None:
+        """Edit the last message of the user."""
+        asked = [turn.message.id for turn in self._session.chat.turns if turn.message.role == "user"]
+        if asked:
+            self._edit(asked[-1])
+
+    def copy_last(self) -> None:
+        """Copy the last answer."""
+        answers = [turn.message.content for turn in self._session.chat.turns if turn.message.role == "assistant"]
+        if answers:
+            QGuiApplication.clipboard().setText(answers[-1])
+
     def escape(self) -> None:
         """End what was begun last: a search, an edit, an answer."""
         if self.sidebar.search.hasFocus():
@@ -218,6 +271,7 @@ class ChatPage(QWidget):
         self.eject.setVisible(state.kind == "ready")
         self._show_welcome()
         self._show_running()
+        self._look_at_computer()
 
     def _show_library(self) -> None:
         self.picker.show_models(self._session.models, self._session.state)
@@ -225,6 +279,7 @@ class ChatPage(QWidget):
 
     def _show_welcome(self) -> None:
         session = self._session
+        self._show_first()
         state = session.state
         if session.engine_failure:
             self.welcome.show_trouble(tr("Inglenook cannot run here"), session.engine_failure)

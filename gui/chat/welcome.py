@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QPushButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 from typing_extensions import override
 
 from gui.kit.controls import button, label
-from gui.kit.i18n import tr
+from gui.kit.i18n import LANGUAGES, language, tr
 from gui.kit.icons import app_icon
 from gui.kit.layout import centre
 
@@ -61,6 +61,8 @@ class Welcome(QWidget):
 
     models_asked = Signal()
     suggested = Signal(str)
+    language_asked = Signal(str)
+    starter_asked = Signal()
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,11 +82,21 @@ class Welcome(QWidget):
         self._words.setObjectName("welcomeWords")
         self._words.setAlignment(center)
         column.addWidget(self._words)
+        self._hardware = label("", "hardware", wrap=True)
+        self._hardware.setObjectName("firstHardware")
+        self._hardware.setAlignment(center)
+        self._hardware.hide()
+        column.addWidget(self._hardware)
         self._add = button(tr("Add a model"), "primary", "drop", "on_accent")
         self._add.setObjectName("welcomeAdd")
         self._add.clicked.connect(self.models_asked)
+        self._starter = button("", "", "play")
+        self._starter.setObjectName("startStarter")
+        self._starter.clicked.connect(self.starter_asked)
+        self._starter.hide()
         column.addSpacing(6)
         column.addWidget(self._add, 0, center)
+        column.addWidget(self._starter, 0, center)
         self._suggestions = QWidget()
         texts = QVBoxLayout(self._suggestions)
         texts.setContentsMargins(0, 0, 0, 0)
@@ -94,7 +106,32 @@ class Welcome(QWidget):
             made.clicked.connect(lambda _checked=False, text=text: self.suggested.emit(text))
             texts.addWidget(made)
         column.addWidget(self._suggestions)
+        self._languages = QWidget()
+        row = QHBoxLayout(self._languages)
+        row.setContentsMargins(0, 6, 0, 0)
+        row.addStretch(1)
+        for code, name in LANGUAGES.items():
+            choice = button(name, "tiny")
+            choice.setObjectName(f"language_{code}")
+            choice.setCheckable(True)
+            choice.setChecked(code == language())
+            choice.clicked.connect(lambda _on=False, code=code: self.language_asked.emit(code))
+            row.addWidget(choice)
+        row.addStretch(1)
+        self._languages.hide()
+        column.addWidget(self._languages)
         column.addStretch(4)
+
+    def show_first(self, hardware: str, starter: str) -> None:
+        """At the first start: the language, what this computer can do, the starter's name where it waits.
+
+        hardware: "" shows nothing of this
+        """
+        self._languages.setVisible(bool(hardware))
+        self._hardware.setVisible(bool(hardware))
+        self._hardware.setText(hardware)
+        self._starter.setVisible(bool(starter))
+        self._starter.setText(tr("Start with {name}", name=starter))
 
     def show_greeting(self, words: str) -> None:
         """There is a model, or soon will be."""

@@ -15,10 +15,12 @@ import psutil
 from gui.kit.i18n import tr
 from gui.kit.words import size_words
 
-__all__ = ["Sample", "advice", "connections", "redacted", "sample", "write_bundle"]
+__all__ = ["Sample", "advice", "connections", "hardware_words", "redacted", "sample", "write_bundle"]
 
 _SLOW_GB_PER_S = 13.0  # below it a desktop's memory is mostly one module alone
 _LITTLE_BYTES = 2_000_000_000
+_BYTES_PER_PARAMETER = 4.5 / 8  # of int4 with its scales
+_SHARE_FOR_WEIGHTS = 0.7  # the rest is for the conversation and other programs
 _LOG_BYTES = 400_000
 
 
@@ -68,6 +70,29 @@ def connections() -> list[str]:
 def _address(address: Any) -> str:
     """An end of a connection; "" for the empty tuple that stands for none."""
     return f"{address.ip}:{address.port}" if address else ""
+
+
+def hardware_words(facts: Mapping[str, Any]) -> str:
+    """What this computer can do, in two or three sentences."""
+    cpu, memory = facts.get("cpu", {}), facts.get("memory", {})
+    total = int(memory.get("limit_bytes") or memory.get("total_bytes") or 0)
+    free = int(memory.get("free_bytes") or 0)
+    said = [
+        tr(
+            "{cores} cores and {total} of memory, {free} of them free.",
+            cores=str(cpu.get("allowed_cores", "")),
+            total=size_words(total),
+            free=size_words(free),
+        )
+    ]
+    most = max(free, total // 2) * _SHARE_FOR_WEIGHTS / _BYTES_PER_PARAMETER / 1e9
+    if most >= 1:
+        said.append(tr("Models with up to about {count} billion parameters fit at 4 bits.", count=f"{most:.0f}"))
+    rate = float(facts.get("benchmark", {}).get("read_bandwidth_gb_per_s") or 0)
+    if rate:
+        speed = rate / (1.5 * _BYTES_PER_PARAMETER)
+        said.append(tr("One with 1.5 billion will write up to {speed} tokens/s here.", speed=f"{speed:.0f}"))
+    return " ".join(said)
 
 
 def advice(facts: Mapping[str, Any]) -> list[str]:

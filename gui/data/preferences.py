@@ -108,21 +108,46 @@ class Preferences(BaseModel):
 
 
 class PreferencesFile(QObject):
-    """The preferences in force and the file that keeps them. `changed` says what they were before."""
+    """The preferences in force and the file that keeps them. `changed` says what they were before.
+
+    policy: a file of the same form whose values cannot be changed here, and `hidden_pages`
+    locked: the names of those values. hidden_pages: pages that are not offered
+    """
 
     changed = Signal(object)
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, policy: Path | None = None) -> None:
         super().__init__()
         self.path = path
         self.notice = ""
-        self.values = self._read()
+        self.policy_notice = ""
+        self.locked: frozenset[str] = frozenset()
+        self.hidden_pages: frozenset[str] = frozenset()
+        self._own = self._read()
+        self._fixed = self._read_policy(policy) if policy is not None else {}
+        self.values = self._own.model_copy(update=self._fixed)
         self._later = timer(self, 300, self.save, once=True)
+
+    def _read_policy(self, path: Path) -> dict[str, Any]:
+        try:
+            values = json.loads(path.read_text("utf-8"))
+            pages = values.pop("hidden_pages", []) if isinstance(values, dict) else []
+            known = Preferences.model_validate_json(json.dumps(values))  # which refuses what is no object
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            _log.warning("the policy cannot be read: %s", error)
+            self.policy_notice = str(path)
+            return {}
+        self.locked = frozenset(known.model_fields_set)
+        self.hidden_pages = frozenset(map(str, pages)) if isinstance(pages, list) else frozenset()
+        return {name: getattr(known, name) for name in self.locked}
 
     def change(self, **values: Any) -> None:
         """Change some preferences, keep them, tell everybody."""
         before = self.values
-        self.values = before.model_copy(update=values)
+        self._own = self._own.model_copy(update=values)
+        self.values = self._own.model_copy(update=self._fixed)
         if self.values == before:
             return
         self._later.start()  # a slider being dragged is one write
@@ -153,7 +178,7 @@ class PreferencesFile(QObject):
     def save(self) -> None:
         """Write the file now, whole or not at all."""
         self._later.stop()
-        text = json.dumps(self.values.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False, indent=2)
+        text = json.dumps(self._own.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False, indent=2)
         temporary = self.path.with_suffix(".json.new")
         try:
             with temporary.open("w", encoding="utf-8") as file:

@@ -7,7 +7,7 @@ title, range, step, unit and help arrive here through the model's JSON schema.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
     QComboBox,
     QDoubleSpinBox,
     QHBoxLayout,
+    QLineEdit,
     QSlider,
     QSpinBox,
     QVBoxLayout,
@@ -111,6 +112,8 @@ class Field(QWidget):
             return self.editor.isChecked()
         if isinstance(self.editor, QComboBox):
             return self.editor.currentData()
+        if isinstance(self.editor, QLineEdit):
+            return self.editor.text().strip()
         if isinstance(self.editor, QDoubleSpinBox):
             return round(self.editor.value(), self.editor.decimals())
         assert isinstance(self.editor, QSpinBox)
@@ -130,6 +133,8 @@ class Field(QWidget):
             self.editor.setChecked(value)
         elif isinstance(self.editor, QComboBox):
             self.editor.setCurrentIndex(max(0, self.editor.findData(value)))
+        elif isinstance(self.editor, QLineEdit):
+            self.editor.setText(value)
         elif isinstance(self.editor, QDoubleSpinBox):
             self.editor.setValue(value)
         elif isinstance(self.editor, QSpinBox):
@@ -148,6 +153,10 @@ class Field(QWidget):
                 box.addItem(tr(labels[choice]) if choice in labels else str(choice), choice)
             box.currentIndexChanged.connect(self._moved)
             return box, None
+        if schema["type"] == "string":
+            words = QLineEdit()
+            words.editingFinished.connect(self._moved)
+            return words, None
         low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
         high = schema.get("maximum", 2**31 - 1)
         step = schema.get("step")
@@ -245,6 +254,13 @@ class Form(QWidget):
             made.changed.connect(lambda value, name=name: self.changed.emit(name, value))
             self.fields[name] = made
             column.addWidget(made)
+
+    def lock(self, names: Collection[str]) -> None:
+        """These cannot be changed here: an administrator decided them."""
+        for name, made in self.fields.items():
+            if name in names:
+                made.setEnabled(False)
+                made.setToolTip(tr("Decided by the administrator of this computer"))
 
     def show_values(self, values: BaseModel, defaults: BaseModel | None = None) -> None:
         """Show what is set, and what a reset goes back to."""

@@ -6,7 +6,7 @@ for tokens, never for values. There is one accent colour.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QGuiApplication, QPalette
 from PySide6.QtWidgets import QApplication
 
-__all__ = ["ASSETS", "DARK", "LIGHT", "Look", "Theme", "code_font", "look"]
+__all__ = ["ASSETS", "CONTRAST", "DARK", "LIGHT", "Look", "Theme", "code_font", "look"]
 
 ASSETS = Path(__file__).resolve().parent.parent.parent / "assets"
 
@@ -116,6 +116,32 @@ DARK = Theme(
     dark=True,
 )
 
+CONTRAST = replace(
+    DARK,
+    window="#000000",
+    side="#000000",
+    surface="#000000",
+    hover="#2a2a2a",
+    pressed="#444444",
+    line="#ffffff",
+    text="#ffffff",
+    muted="#f0f0f0",
+    faint="#d0d0d0",
+    accent="#ffd21f",
+    accent_hover="#ffe37a",
+    on_accent="#000000",
+    accent_soft="#3a3000",
+    bubble="#1c1c1c",
+    code="#101010",
+    selection="#005fcc",
+    danger="#ff9c94",
+    danger_soft="#3a0f0c",
+    warning="#ffd21f",
+    warning_soft="#332a00",
+    good="#7dff9b",
+    comment="#d0d0d0",
+)
+
 # Taken before the desktop's own choice only where that is a bare fallback face.
 _TEXT_FAMILIES = ("Inter", "Noto Sans", "Cantarell", "Ubuntu", "Open Sans")
 _CJK_FAMILIES = (
@@ -171,7 +197,7 @@ class Look(QObject):
         QGuiApplication.styleHints().colorSchemeChanged.connect(self._apply)
 
     def choose(self, theme: str, text_size: int) -> None:
-        """Show `theme` ("system", "light" or "dark") with text at `text_size` per cent."""
+        """Show `theme` ("system", "light", "dark" or "contrast") with text at `text_size` per cent."""
         self._wish = theme
         self.scale = text_size / 100
         self._apply()
@@ -198,7 +224,7 @@ class Look(QObject):
 
     def _apply(self) -> None:
         dark = self._wish == "dark" or (self._wish == "system" and self._desktop_is_dark())
-        self.theme = DARK if dark else LIGHT
+        self.theme = CONTRAST if self._wish == "contrast" else DARK if dark else LIGHT
         application = QApplication.instance()
         if isinstance(application, QApplication):
             application.setFont(self.font())

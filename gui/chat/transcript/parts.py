@@ -230,7 +230,7 @@ class Thought(QToolButton):
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setFont(look().font(13))
-        wide = painter.fontMetrics().horizontalAdvance(self.text()) + 54
+        wide = painter.fontMetrics().horizontalAdvance(self.text()) + 62
         rect = QRectF(0.5, 0.5, min(wide, self.width()) - 1, self.height() - 1)
         painter.setPen(look().color("accent" if self.hasFocus() else "line"))
         painter.setBrush(look().color("hover" if self.underMouse() else "surface"))

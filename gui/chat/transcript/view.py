@@ -48,6 +48,7 @@ _COLUMN = 760  # widest line of text, at 100 %
 _EDGE = 28  # least space beside the column
 _TOP = 26
 _GAP = 26  # between messages
+_GAP_BELOW_USER = 2  # where the row of its buttons is
 _AHEAD = 300  # pixels above and below the viewport that are laid out beforehand
 _FLUSH_MS = 50
 
@@ -351,7 +352,7 @@ class Transcript(QAbstractScrollArea):
         for entry in self._entries:
             entry.top = y
             self._tops.append(y)
-            y += entry.height + _GAP
+            y += entry.height + (_GAP_BELOW_USER if entry.turn.message.role == "user" else _GAP)
         self._total = y
 
     def _y(self, row: int, index: int) -> int:
