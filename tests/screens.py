@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from PySide6.QtCore import QEventLoop, QMimeData, QPoint, Qt, QTimer, QUrl
-from PySide6.QtGui import QDragEnterEvent, QImage
+from PySide6.QtGui import QDragEnterEvent
 from PySide6.QtWidgets import QApplication, QDialog
 
 from engine.settings import ServerSettings
@@ -453,11 +453,8 @@ def main() -> None:
         scene(studio)
         picture = studio.window.grab()
         if folder.name == SMALL.name:  # what is kept with the sources stays small
-            picture = picture.scaledToWidth(800, Qt.TransformationMode.SmoothTransformation)
-            indexed = picture.toImage().convertToFormat(QImage.Format.Format_Indexed8)
-            indexed.save(str(folder / f"{name}.png"))
-        else:
-            picture.save(str(folder / f"{name}.png"))
+            picture = picture.scaledToWidth(760, Qt.TransformationMode.SmoothTransformation)
+        picture.save(str(folder / f"{name}.png"))
         for dialog in studio.window.findChildren(QDialog):
             dialog.grab().save(str(folder / f"{name}-dialog.png"))
         print(name, flush=True)  # noqa: T201 (tells how far it is)
