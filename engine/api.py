@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,7 @@ from engine.folders import cache_folder, data_folder, library_folder, log_folder
 from engine.progress import Progress
 from engine.runtime.events import (
     Constraint,
+    ContextCut,
     Delta,
     Done,
     EngineStatus,
@@ -43,6 +45,7 @@ from engine.runtime.events import (
     Loaded,
     LoadedModel,
     Message,
+    Overflow,
     Prompt,
     PromptToken,
     Request,
@@ -67,6 +70,7 @@ __all__ = [
     "STARTER",
     "AutoModel",
     "Constraint",
+    "ContextCut",
     "Conversion",
     "Delta",
     "Done",
@@ -81,6 +85,7 @@ __all__ = [
     "LoadedModel",
     "Message",
     "ModelReport",
+    "Overflow",
     "Problem",
     "Progress",
     "Prompt",
@@ -164,6 +169,19 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """The request ends with Done(reason="cancelled") within 250 ms; unknown ids are ignored."""
         self._service.cancel(request_id)
+
+    def prefill(
+        self, messages: Sequence[Message], sink: Sink, *, started: datetime | None = None, client: str = ""
+    ) -> str:
+        """Read the beginning of a conversation ahead: instructions, an attachment. What begins alike then starts at once.
+
+        Ends as a request does, with Done(reason="prefilled"). Returns the request's id, for `cancel`.
+        """
+        request = Request(
+            f"prefill-{uuid.uuid4().hex}", tuple(messages), started=started, client=client, prefill_only=True
+        )
+        self.submit(request, sink)
+        return request.id
 
     def count_tokens(self, messages: Sequence[Message], sink: Callable[[int], None]) -> None:
         """How many tokens the rendered conversation takes, for the context gauge.

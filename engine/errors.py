@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "BusyError",
     "ContextOverflowError",
     "FileDamagedError",
     "InglenookError",
@@ -69,6 +70,18 @@ class ContextOverflowError(InputError):
 
 class ResourceError(InglenookError):
     """The machine lacks something: memory, a permission, a system library."""
+
+
+class BusyError(ResourceError):
+    """As many requests as are taken are on their way already.
+
+    Attributes:
+        retry_s: when one of them will probably have ended
+    """
+
+    def __init__(self, message: str, *, retry_s: float) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
 
 
 class OutOfSpaceError(ResourceError):

@@ -14,7 +14,7 @@ __all__ = ["Progress", "Stage", "finish"]
 
 T = TypeVar("T")
 
-Stage = Literal["compile", "load", "queue", "prefill", "convert", "verify", "measure", "batch"]
+Stage = Literal["compile", "load", "queue", "prefill", "decode", "convert", "verify", "measure", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Progress:
     stage: Stage
     done: int
     total: int
-    unit: Literal["tokens", "bytes", "layers", "steps"] = "steps"
+    unit: Literal["tokens", "bytes", "layers", "steps", "requests"] = "steps"
     note: str = ""
     request_id: str | None = None
     eta_s: float | None = None

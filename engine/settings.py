@@ -143,6 +143,16 @@ class Sampling(_Settings):
             json_schema_extra={"step": 64, "unit": "tokens"},
         ),
     ] = 2048
+    loop_limit: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            title="Repetition limit",
+            description="An answer that has only repeated itself for so many tokens ends; 0 lets it go on.",
+            json_schema_extra={"step": 64, "unit": "tokens", "advanced": True},
+        ),
+    ] = 512
     seed: Annotated[
         int,
         Field(
@@ -241,6 +251,47 @@ class EngineSettings(_Settings):
             json_schema_extra={"advanced": True},
         ),
     ] = "first-come"
+    most_requests: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            title="Most requests",
+            description="Requests on their way, waiting ones counted; further ones are refused. 0 sets no limit.",
+            json_schema_extra={"advanced": True},
+        ),
+    ] = 0
+    most_of_client: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            title="Most requests of a client",
+            description="Requests of one client on their way at a time; 0 sets no limit.",
+            json_schema_extra={"advanced": True},
+        ),
+    ] = 0
+    most_request_tokens: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=10_000_000,
+            title="Longest request",
+            description="Tokens of a prompt and its answer together; 0 is the context.",
+            json_schema_extra={"unit": "tokens", "advanced": True},
+        ),
+    ] = 0
+    snapshot_mb: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            title="Conversations on disk",
+            description="Room for what was read of conversations, so that they go on at once after a restart; "
+            "0 keeps nothing.",
+            json_schema_extra={"unit": "MB", "advanced": True},
+        ),
+    ] = 0
     prompt_slice_ms: Annotated[
         int,
         Field(

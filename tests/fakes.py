@@ -209,10 +209,13 @@ class Ear:
     def __call__(self, event: Event | Loaded) -> None:
         assert not self.ended, f"{event} came after the end"
         assert not isinstance(event, Loaded)
+        begun = [heard for heard in self.events if not (isinstance(heard, Progress) and heard.stage == "queue")]
         if isinstance(event, Started):
-            assert not self.events
+            assert not begun
+        elif isinstance(event, Progress) and event.stage == "queue":
+            pass  # before it starts, and again when it was paused
         elif not isinstance(event, Done | Failed):
-            assert isinstance(self.events[0], Started)
+            assert isinstance(begun[0], Started)
         self.events.append(event)
         if self.ended:
             self._end.set()

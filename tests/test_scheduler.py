@@ -71,7 +71,7 @@ class Bench:
         self.scheduler.computed(plan)
         for row, sequence in enumerate(drawing):
             sequence.append(int(logits[row].argmax()))
-            if sequence.generated == self.wanted[sequence] or self.scheduler.full(sequence):
+            if sequence.generated == self.wanted[sequence] or sequence.length >= self.scheduler.limit:
                 self.scheduler.finish(sequence)
         return True
 

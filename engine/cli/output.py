@@ -30,12 +30,13 @@ _STAGES = {
     "load": "Loading",
     "queue": "Waiting",
     "prefill": "Reading the prompt",
+    "decode": "Answering",
     "convert": "Converting",
     "verify": "Verifying",
     "measure": "Measuring",
     "batch": "Answering",
 }
-_USUALLY_BRIEF = {"load", "queue", "prefill"}
+_USUALLY_BRIEF = {"load", "queue", "prefill", "decode"}
 _BRIEF_S = 0.5
 
 # Escape sequences could move the cursor, set the clipboard or retitle the window.

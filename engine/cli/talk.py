@@ -87,7 +87,7 @@ class Session:
             with ProgressView() as view:
                 while not ended:
                     match self._next():
-                        case Progress() as progress:
+                        case Progress() as progress if not (stream and progress.stage == "decode"):
                             view.show(progress)
                         case Delta() as delta:
                             view.clear()

@@ -5,19 +5,24 @@ Knows nothing of who runs when; a sequence's pages are only ever changed here.
 
 from __future__ import annotations
 
+from weakref import WeakSet
+
 from engine.core.pages import PagePool
 from engine.runtime.prefix import PrefixIndex, PublishedPage
 from engine.runtime.sequence import Sequence
+from engine.runtime.snapshots import Snapshots
 
 __all__ = ["Cache"]
 
 
 class Cache:
-    """The pages of one pool and the index of what they hold."""
+    """The pages of one pool and the index of what they hold. snapshots: pages on disk, if any are kept."""
 
-    def __init__(self, pages: PagePool, prefix: PrefixIndex) -> None:
+    def __init__(self, pages: PagePool, prefix: PrefixIndex, snapshots: Snapshots | None = None) -> None:
         self.pages = pages
         self.prefix = prefix
+        self._snapshots = snapshots
+        self._saved: WeakSet[PublishedPage] = WeakSet()  # written once; what the limit deletes is not written again
         self.page_tokens = pages.layout.tokens
 
     def pages_for(self, tokens: int) -> int:
@@ -29,6 +34,44 @@ class Cache:
         if sequence.computed != sequence.published * self.page_tokens:
             return []
         return self.prefix.find(sequence.last_published, sequence.ids[sequence.computed : -1])
+
+    def restore(self, sequence: Sequence) -> None:
+        """Bring the pages that continue what the pool has of a sequence back from disk, as far as there is room."""
+        if self._snapshots is None:
+            return
+        found = self.found(sequence)
+        for published in found:  # so that no page is taken from under them
+            self.pages.share(published.page)
+        held = [published.page for published in found]
+        before = found[-1] if found else sequence.last_published
+        first = sequence.computed + len(found) * self.page_tokens
+        while first + self.page_tokens < sequence.length and self.pages.available:
+            ids = sequence.ids[first : first + self.page_tokens]
+            name, content = self.prefix.name_of(before, ids)
+            if name not in self._snapshots:
+                break
+            page = self.pages.take()
+            held.append(page)
+            if not self._snapshots.load(name, content, self.pages.memory[page]):
+                break
+            restored = self.prefix.publish(before, ids, page)
+            if restored is None or restored.page != page:
+                break
+            before = restored
+            first += self.page_tokens
+        for page in reversed(held):
+            self.pages.release(page)
+
+    def save_one(self) -> bool:
+        """Write one page that nobody holds and that is not on disk; False when there is none."""
+        if self._snapshots is None:
+            return False
+        for published in self.prefix.idle_pages():
+            if published not in self._saved and published.name not in self._snapshots:
+                self._saved.add(published)
+                self._snapshots.save(published, self.pages.memory[published.page])
+                return True
+        return False
 
     def begin(self, sequence: Sequence, found: list[PublishedPage], fresh: int) -> None:
         """Hold the `found` pages and as many fresh ones."""

@@ -18,6 +18,7 @@ from engine.settings import Sampling
 __all__ = [
     "Constraint",
     "ConstraintKind",
+    "ContextCut",
     "Delta",
     "Done",
     "EngineStatus",
@@ -27,6 +28,7 @@ __all__ = [
     "Loaded",
     "LoadedModel",
     "Message",
+    "Overflow",
     "Progress",
     "Prompt",
     "PromptToken",
@@ -38,7 +40,12 @@ __all__ = [
 ]
 
 Role = Literal["system", "user", "assistant", "tool"]
-FinishReason = Literal["stop", "length", "context", "cancelled"]
+FinishReason = Literal["stop", "length", "context", "cancelled", "loop", "deadline", "prefilled"]
+"""Why an answer ended: by itself or a stop text; as long as allowed; the context is full; somebody stopped it; it
+repeated itself; it took too long; only its prompt was wanted."""
+Overflow = Literal["stop", "rolling", "middle", "summarise"]
+"""What happens to a conversation longer than the context: refuse it and end full answers; leave out the oldest turns;
+leave out the middle; put a summary in the place of the oldest turns."""
 ConstraintKind = Literal["json_object", "json_schema", "regex", "grammar", "tools"]
 
 
@@ -48,11 +55,13 @@ class Message:
 
     more: what else the chat template is told of it, such as `tool_calls` (with arguments as objects), `tool_call_id`
         or `name`; plain data.
+    pinned: never left out of a conversation that is too long, as system messages are not.
     """
 
     role: Role
     content: str
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    pinned: bool = False
 
 
 Prompt = tuple[Message, ...] | str | tuple[int, ...]
@@ -89,6 +98,12 @@ class Request:
     logit_bias: (token id, what is added to its logit) pairs.
     begin: how the answer begins, part of the prompt and not of the answer's
         text: to go on with an answer that was cut, or to lead it.
+    client: who asks; clients take turns.
+    overflow: what to do when the conversation does not fit the context.
+    deadline_s: seconds after which it ends, come what may; None gives it twice
+        the time it is expected to take, and more as long as it makes progress.
+    prefill_only: read the prompt, so that later ones that begin like it start
+        sooner; there is no answer.
     """
 
     id: str
@@ -102,6 +117,10 @@ class Request:
     thinking_tokens: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     begin: str = ""
+    client: str = ""
+    overflow: Overflow = "stop"
+    deadline_s: float | None = None
+    prefill_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +203,44 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextCut:
+    """A part of the conversation was left out so that the rest fits the context.
+
+    dropped_messages: their indices in the request's prompt. cut_message: the
+        index of one whose middle was cut out. summary: what stands for them.
+        Of a prompt that is no conversation, tokens were left out; no index is
+        named then.
+    """
+
+    request_id: str
+    policy: Overflow
+    dropped_messages: tuple[int, ...] = ()
+    cut_message: int | None = None
+    tokens_before: int = 0
+    tokens_after: int = 0
+    summary: str = ""
+
+    def __str__(self) -> str:
+        """One sentence for people."""
+        parts = []
+        if self.dropped_messages:
+            count = len(self.dropped_messages)
+            parts.append("an earlier message was" if count == 1 else f"{count} earlier messages were")
+        if self.cut_message is not None:
+            parts.append("the middle of a long message was")
+        if not parts:
+            parts.append(f"{self.tokens_before - self.tokens_after} tokens were")
+        done = "summarised" if self.summary else "left out"
+        return f"{' and '.join(parts)} {done} so that the conversation fits the context"
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """An answer is complete (or cut, and `reason` says why). `text` is all of it.
 
     token_ids: the tokens drawn, but for the end token. logprobs: of each of
-    them, when asked for.
+    them, when asked for. cuts: what was left out of the conversation, at the
+    beginning and while the answer grew.
     """
 
     request_id: str
@@ -198,6 +250,7 @@ class Done:
     token_ids: tuple[int, ...] = ()
     notices: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    cuts: tuple[ContextCut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,4 +312,4 @@ class Loaded:
     model: LoadedModel
 
 
-Event = Started | Progress | Delta | Done | Failed
+Event = Started | Progress | Delta | ContextCut | Done | Failed

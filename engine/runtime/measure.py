@@ -182,7 +182,7 @@ def _copied(guessing: Model, plain: Model, sizes: Sizes) -> dict[str, float]:
 def _answers(model: Model, prompts: Sequence[Prompt], tokens: int) -> tuple[list[Done], float]:
     """The answers, and how many tokens a second all made together once every prompt was read."""
     loop = Loop(model)
-    sampling = Sampling(temperature=0.0, repetition_penalty=1.0, max_tokens=tokens)
+    sampling = Sampling(temperature=0.0, repetition_penalty=1.0, max_tokens=tokens, loop_limit=0)
     ended: list[Done] = []
     reading = set(range(len(prompts)))
     drawn = 0

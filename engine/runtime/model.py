@@ -36,7 +36,7 @@ from engine.text.tokenizer import Piece, Tokenizer
 if TYPE_CHECKING:
     from engine.text.grammar import Grammars
 
-__all__ = ["Decoder", "EncodedPrompt", "Model", "Tuning", "assembled", "prepared_kernels"]
+__all__ = ["Decoder", "EncodedPrompt", "Model", "Tuning", "assembled", "is_conversation", "prepared_kernels"]
 
 _BATCH_TOKENS = 256
 """Tokens of the largest step: enough to spread the cost of reading the weights, few enough to be brief."""
@@ -188,7 +188,7 @@ class Model:
             bos = self.tokenizer.bos_id
             begun = bos is not None and self.tokenizer.leading_control(prompt) == bos
             ids = self.tokenizer.encode(prompt, add_special_tokens=not begun) if prompt else []
-        elif _is_conversation(prompt):
+        elif is_conversation(prompt):
             started = started or datetime.now().astimezone().replace(minute=0, second=0, microsecond=0)
             turns = [{**message.more, "role": message.role, "content": message.content} for message in prompt]
             given = dict(variables or {})
@@ -228,7 +228,8 @@ class Model:
             )
 
 
-def _is_conversation(prompt: tuple[Message, ...] | tuple[int, ...]) -> TypeGuard[tuple[Message, ...]]:
+def is_conversation(prompt: Prompt) -> TypeGuard[tuple[Message, ...]]:
+    """Whether a prompt is messages."""
     return bool(prompt) and isinstance(prompt[0], Message)
 
 

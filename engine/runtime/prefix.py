@@ -26,7 +26,7 @@ __all__ = ["PrefixIndex", "PublishedPage", "page_name"]
 Ids = npt.NDArray[np.integer[Any]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PublishedPage:
     """A full page that others may read; compared by identity, as a chain is only as good as each link."""
 
@@ -88,6 +88,15 @@ class PrefixIndex:
         self._by_name[name] = self._by_page[page] = published
         self._pages.keep(page)
         return published
+
+    def name_of(self, before: PublishedPage | None, ids: Ids) -> tuple[bytes, bytes]:
+        """(name, content) that a page of these ids after `before` has."""
+        content = _content(ids)
+        return self._name(before, content), content
+
+    def idle_pages(self) -> list[PublishedPage]:
+        """Published pages that nobody holds."""
+        return [published for page, published in self._by_page.items() if self._pages.holders(page) == 0]
 
     def __len__(self) -> int:
         return len(self._by_name)

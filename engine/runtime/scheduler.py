@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import ContextOverflowError
 from engine.models.batch import Batch
 from engine.runtime.cache import Cache
+from engine.runtime.context import too_long
 from engine.runtime.sequence import Sequence, State
 from engine.settings import SchedulingPolicy
 
@@ -152,14 +152,8 @@ class Scheduler:
         Raises:
             ContextOverflowError: prompt and one token of answer exceed the limit
         """
-        needed = prompt_tokens + 1
-        if needed > self.limit:
-            raise ContextOverflowError(
-                f"the conversation has {prompt_tokens} tokens and the context holds {self.limit}, "
-                f"of which the answer needs at least one; shorten it or load the model with a longer context",
-                needed_tokens=needed,
-                context_tokens=self.limit,
-            )
+        if prompt_tokens >= self.limit:
+            raise too_long(prompt_tokens, self.limit)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that passed `check`."""
@@ -180,10 +174,6 @@ class Scheduler:
     def idle(self) -> bool:
         """There is nothing to compute."""
         return not self.running and not self.waiting
-
-    def full(self, sequence: Sequence) -> bool:
-        """The sequence has as many tokens as it may ever have."""
-        return sequence.length >= self.limit
 
     def queue(self) -> list[Sequence]:
         """The waiting sequences, in the order in which their turns come.
@@ -314,6 +304,9 @@ class Scheduler:
         for sequence in self.queue():
             if len(self.running) >= self._most_running:
                 return
+            if not sequence.restored:
+                sequence.restored = True
+                self._cache.restore(sequence)
             found = self._cache.found(sequence)
             fresh = self._cache.pages_for(sequence.length) - len(found)
             available = pages.available - sum(pages.holders(p.page) == 0 for p in found)

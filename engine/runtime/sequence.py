@@ -47,6 +47,7 @@ class Sequence:
         "pauses",
         "prompt",
         "published",
+        "restored",
         "state",
     )
 
@@ -64,6 +65,7 @@ class Sequence:
         self.state = State.WAITING
         self.number = -1  # order of arrival
         self.pauses = 0
+        self.restored = False  # the disk was asked for its pages
         self.overtaken = 0  # how many younger ones ran before it
 
     @property

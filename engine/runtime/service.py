@@ -16,11 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from engine import __version__
 from engine.errors import InglenookError, InputError
+from engine.folders import cache_folder
 from engine.progress import Progress
 from engine.runtime.events import Done, Event, Failed, Loaded, Request, Usage
 from engine.runtime.loop import Loop, Sink, failure
 from engine.runtime.model import Model
+from engine.runtime.snapshots import Snapshots
 from engine.settings import EngineSettings
 
 __all__ = ["CANCELLED", "LoadSink", "Opener", "Service"]
@@ -35,6 +38,7 @@ Told = TypeVar("Told")
 
 log = logging.getLogger(__name__)
 _JOIN_S = 3.0
+_QUIET_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +62,8 @@ class Service:
         self._loop: Loop | None = None
         self._loading: _Loading | None = None
         self._early: dict[str, tuple[Request, Sink]] = {}  # submitted while a model is loading
+        self._coming: set[str] = set()  # submitted, and still in the inbox
+        self._untidy = False  # pages may wait for being written to disk
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -77,13 +83,16 @@ class Service:
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Answer a request."""
+        self._coming.add(request.id)
         self._order(partial(self._submit, request, sink))
 
     def cancel(self, request_id: str) -> None:
         """End a request, and the step that computes it at once."""
         self._order(partial(self._cancel, request_id))
         loop, model = self._loop, self._model
-        if loop is not None and model is not None and request_id in loop:
+        # One that is still in the inbox would otherwise learn of it after the present step only.
+        known = request_id in self._coming or (loop is not None and request_id in loop)
+        if model is not None and known:
             model.decoder.cancel()
 
     def call(self, job: Callable[[Model | None, Loop | None], None]) -> None:
@@ -127,8 +136,10 @@ class Service:
         wait = self._loading is None and (self._loop is None or self._loop.idle)
         while True:
             try:
-                order = self._inbox.get(block=wait)
+                order = self._inbox.get(block=wait, timeout=_QUIET_S if self._untidy else None)
             except queue.Empty:
+                if wait:
+                    self._tidy()
                 return
             wait = False
             try:
@@ -144,6 +155,14 @@ class Service:
             self._continue_load(self._loading)
         elif self._loop is not None:
             self._loop.step()
+            self._untidy = True
+
+    def _tidy(self) -> None:
+        """Nobody has asked for anything for a while: write to disk until somebody does."""
+        while self._loop is not None and self._inbox.empty():
+            if not self._loop.tidy():
+                self._untidy = False
+                return
 
     # ------------------------------------------------------------ loading
 
@@ -158,7 +177,7 @@ class Service:
         except StopIteration as finished:
             self._loading = None
             self._model = finished.value
-            self._loop = Loop(finished.value)
+            self._loop = Loop(finished.value, snapshots=_snapshots(finished.value))
             _tell(loading.sink, Loaded(finished.value.info))
             for request, sink in self._take_early():
                 self._loop.add(request, sink)
@@ -200,6 +219,7 @@ class Service:
     # ------------------------------------------------------------ requests
 
     def _submit(self, request: Request, sink: Sink) -> None:
+        self._coming.discard(request.id)
         if self._loop is not None:
             self._loop.add(request, sink)
         elif self._loading is not None:
@@ -229,3 +249,17 @@ def _tell(sink: Callable[[Told], None], event: Told) -> None:
         sink(event)
     except Exception:
         log.exception("the receiver of %s failed", type(event).__name__)
+
+
+def _snapshots(model: Model) -> Snapshots | None:
+    """Where the pages of a loaded model are kept; None when its settings want none kept."""
+    if not model.settings.snapshot_mb:
+        return None
+    layout = model.pages.layout
+    return Snapshots(
+        cache_folder() / "conversations",
+        model.identity + __version__.encode(),
+        page_bytes=layout.page_bytes,
+        ids_bytes=4 * layout.tokens,
+        limit_bytes=model.settings.snapshot_mb << 20,
+    )

@@ -23,6 +23,7 @@ __all__ = ["Answers", "ChatChoice", "Choice", "ClientGoneError", "Frame", "TextC
 # Without an event for so long, a stream says that it is alive.
 _HEARTBEAT_S = 5.0
 _REMARK_S = 1.0
+_FINISH = {"length": "length", "context": "length", "loop": "length", "deadline": "length"}
 # How long a refusal is waited for before a stream begins: afterwards it can only be told inside it.
 _FIRST_EVENT_S = 3.0
 
@@ -141,7 +142,7 @@ class Choice:
                 return self.said(text, event.token_ids, told)
             case Done():
                 self.usage = event.usage
-                self.reason = {"stop": "stop", "length": "length", "context": "length"}.get(event.reason, "stop")
+                self.reason = _FINISH.get(event.reason, "stop")
                 return self.ended(event)
             case _:
                 return []

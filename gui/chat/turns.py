@@ -62,6 +62,8 @@ def advance(turn: Turn, event: api.Event) -> Turn:
             return replace(turn, activity=Activity("prefill", event.cached_tokens, event.prompt_tokens))
         case api.Progress(stage="prefill"):
             return replace(turn, activity=Activity("prefill", event.done, event.total, event.eta_s))
+        case api.ContextCut() | api.Progress(stage="decode"):
+            return turn  # the notices at the end say what was left out
         case api.Progress():
             return replace(turn, activity=Activity(event.stage, event.done, event.total, event.eta_s))
         case api.Delta():
