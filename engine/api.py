@@ -173,7 +173,7 @@ class Engine:
     def prefill(
         self, messages: Sequence[Message], sink: Sink, *, started: datetime | None = None, client: str = ""
     ) -> str:
-        """Read the beginning of a conversation ahead: instructions, an attachment. What begins alike then starts at once.
+        """Read the beginning of a conversation ahead, instructions for example; what begins alike then starts at once.
 
         Ends as a request does, with Done(reason="prefilled"). Returns the request's id, for `cancel`.
         """
