@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from numpy.typing import NDArray
 
 from engine.errors import ContextOverflowError
 from engine.runtime.cache import Cache
 from engine.runtime.prefix import PrefixIndex
-from engine.runtime.scheduler import Pace, Scheduler
+from engine.runtime.scheduler import Guesser, Pace, Scheduler
 from engine.runtime.sequence import Sequence, State
+from engine.runtime.snapshots import Snapshots
+from engine.settings import SchedulingPolicy
 from tests.fakes import FakeDecoder, fake_pages, plain_logits
 
 VOCAB = 11
@@ -40,12 +45,22 @@ class Bench:
         most_running: int = 8,
         batch_tokens: int = 64,
         slice_tokens: int | None = None,
+        policy: SchedulingPolicy = "first-come",
+        guesser: Guesser | None = None,
+        snapshots: Path | None = None,
     ) -> None:
         self.pool = fake_pages(pages, page_tokens)
+        self.guesser = guesser
         self.decoder = FakeDecoder(self.pool, VOCAB)
         self.prefix = PrefixIndex(self.pool, b"toy")
+        layout = self.pool.layout
+        kept = snapshots and Snapshots(
+            snapshots, b"toy", page_bytes=layout.page_bytes, ids_bytes=4 * layout.tokens, limit_bytes=2000
+        )
+        self.cache = Cache(self.pool, self.prefix, kept)
         self.scheduler = Scheduler(
-            Cache(self.pool, self.prefix),
+            self.cache,
+            policy=policy,
             context=context,
             most_running=most_running,
             batch_tokens=batch_tokens,
@@ -53,27 +68,36 @@ class Bench:
         )
         self.wanted: dict[Sequence, int] = {}
 
-    def add(self, prompt: list[int], count: int) -> Sequence:
+    def add(self, prompt: list[int], count: int, client: str = "") -> Sequence:
         self.scheduler.check(len(prompt))
-        sequence = Sequence(prompt, len(prompt) + count)
+        sequence = Sequence(prompt, len(prompt) + count, client)
         self.wanted[sequence] = count
         self.scheduler.add(sequence)
         return sequence
 
     def step(self) -> bool:
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.guesser)
         if plan is None:
             return False
-        ends = np.cumsum([span.count for span in plan.spans]) - 1
-        drawing = [span.sequence for span in plan.spans if span.rows]
-        assert plan.batch.wanted.tolist() == [end for end, span in zip(ends, plan.spans, strict=True) if span.rows]
-        logits = self.decoder.forward(plan.batch)
+        ends = np.cumsum([span.tokens for span in plan.spans])
+        wanted = [range(end - span.rows, end) for end, span in zip(ends, plan.spans, strict=True)]
+        assert plan.batch.wanted.tolist() == [row for rows in wanted for row in rows]
+        rows = iter(self.decoder.forward(plan.batch))
         self.scheduler.computed(plan)
-        for row, sequence in enumerate(drawing):
-            sequence.append(int(logits[row].argmax()))
-            if sequence.generated == self.wanted[sequence] or sequence.length >= self.scheduler.limit:
-                self.scheduler.finish(sequence)
+        for span in plan.spans:
+            drawn = [int(next(rows).argmax()) for _ in range(span.rows)]
+            for token, guess in zip(drawn, (*span.guess.tolist(), None), strict=bool(drawn)):
+                span.sequence.append(token)
+                if self._ended(span.sequence):
+                    self.scheduler.finish(span.sequence)
+                    break
+                if token != guess:
+                    break
+                self.scheduler.guessed_right(span.sequence)
         return True
+
+    def _ended(self, sequence: Sequence) -> bool:
+        return sequence.generated == self.wanted[sequence] or sequence.length >= self.scheduler.limit
 
     def run(self, most_steps: int = 2000) -> None:
         for _ in range(most_steps):
@@ -367,24 +391,59 @@ def test_pace_follows_the_machine() -> None:
 # ---------------------------------------------------------------- as a machine
 
 
+def half_right(answering: list[Sequence]) -> dict[Sequence, NDArray[np.int32]]:
+    """Guesses of which a part comes true, for most of the sequences."""
+    guesses = {}
+    for sequence in answering:
+        if sequence.length % 4 == 0:
+            continue
+        guess = alone(sequence.ids.tolist(), sequence.length % 6)
+        if sequence.length % 3 == 0 and guess:
+            guess[-1] = (guess[-1] + 1) % VOCAB
+        # The last token of an answer needs no guess after it, and there is no room for one.
+        guesses[sequence] = np.array(guess[: sequence.capacity - sequence.length - 1], np.int32)
+    return guesses
+
+
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests come, are computed, cancelled and interrupted in any order."""
+    """Requests of several clients come, are computed, cancelled and interrupted in any order; pages go to disk."""
 
     @initialize(
         pages=st.integers(8, 20),
         most_running=st.integers(1, 4),
         slice_tokens=st.sampled_from([2, 7, 30]),
+        policy=st.sampled_from(["first-come", "shortest-remaining"]),
+        guesser=st.sampled_from([None, half_right]),
     )
-    def create(self, pages: int, most_running: int, slice_tokens: int) -> None:
+    def create(
+        self, pages: int, most_running: int, slice_tokens: int, policy: SchedulingPolicy, guesser: Guesser | None
+    ) -> None:
+        self.folder = TemporaryDirectory()
         self.bench = Bench(
-            pages=pages, context=40, most_running=most_running, batch_tokens=16, slice_tokens=slice_tokens
+            pages=pages,
+            context=40,
+            most_running=most_running,
+            batch_tokens=16,
+            slice_tokens=slice_tokens,
+            policy=policy,
+            guesser=guesser,
+            snapshots=Path(self.folder.name),
         )
         self.cancelled: set[Sequence] = set()
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=30), count=st.integers(1, 12))
-    def add(self, prompt: list[int], count: int) -> None:
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=30),
+        count=st.integers(1, 12),
+        client=st.sampled_from("abc"),
+    )
+    def add(self, prompt: list[int], count: int, client: str) -> None:
         if len(prompt) < self.bench.scheduler.limit:
-            self.bench.add(prompt, count)
+            self.bench.add(prompt, count, client)
+
+    @rule()
+    def write_pages(self) -> None:
+        while self.bench.cache.save_one():
+            pass
 
     @rule(steps=st.integers(1, 5))
     def step(self, steps: int) -> None:
@@ -393,7 +452,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def interrupted_step(self) -> None:
-        plan = self.bench.scheduler.plan()
+        plan = self.bench.scheduler.plan(self.bench.guesser)
         if plan is not None:
             self.bench.decoder.cancel()
             self.bench.decoder.forward(plan.batch)
@@ -428,10 +487,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             numbers = [s.number for s in queue]
             assert numbers == sorted(numbers)
 
+    @invariant()
+    def every_client_that_waits_has_a_turn_soon(self) -> None:
+        scheduler = self.bench.scheduler
+        queue = [s for s in scheduler.queue() if s.overtaken < 8]
+        assert sorted(queue, key=lambda s: s.number) == [s for s in scheduler.waiting if s.overtaken < 8]
+        clients = {sequence.client for sequence in queue}
+        # However many requests a client has, one of every other client stands among the first few.
+        turns = scheduler._turns
+        for client in clients:
+            place = next(n for n, sequence in enumerate(queue) if sequence.client == client)
+            assert place <= sum(max(0, turns[client] - turns[other]) + 1 for other in clients if other != client)
+
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
             return
         self.bench.run()
+        self.folder.cleanup()
         self.answers_are_those_of_alone()
         for sequence, count in self.bench.wanted.items():
             if sequence not in self.cancelled:

@@ -258,7 +258,8 @@ class Failed:
     """A request, or a piece of work, ended in an error; the engine goes on.
 
     kind: the class of `engine.errors`, or "Cancelled". text: of an answer, as
-    far as it got. Both numbers come with a ContextOverflowError.
+    far as it got. Both numbers come with a ContextOverflowError, retry_s (when
+    to try again, in seconds) with a BusyError.
     """
 
     request_id: str | None
@@ -267,6 +268,7 @@ class Failed:
     text: str = ""
     needed_tokens: int = 0
     context_tokens: int = 0
+    retry_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

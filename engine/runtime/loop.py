@@ -693,6 +693,8 @@ def failure(request_id: str | None, error: Exception, text: str = "") -> Failed:
     if isinstance(error, ContextOverflowError):
         numbers = (error.needed_tokens, error.context_tokens)
         return Failed(request_id, str(error), ContextOverflowError.__name__, text, *numbers)
+    if isinstance(error, BusyError):
+        return Failed(request_id, str(error), BusyError.__name__, text, retry_s=error.retry_s)
     if isinstance(error, InglenookError):
         return Failed(request_id, str(error), type(error).__name__, text)
     return Failed(request_id, f"the engine made a mistake ({error}); the log says more", InternalError.__name__, text)

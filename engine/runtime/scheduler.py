@@ -17,7 +17,6 @@ was overtaken often enough goes before everybody.
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -142,6 +141,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of arrival
         self.waiting: list[Sequence] = []  # in order of arrival, paused ones among them
         self._arrivals = 0
+        self._turns: dict[str, int] = {}  # how many requests of each client have begun
         self._tables = np.zeros((self._most_running, cache.pages_for(self.limit)), np.int32)
 
     # ------------------------------------------------------------ in and out
@@ -159,6 +159,10 @@ class Scheduler:
         """Queue a sequence that passed `check`."""
         sequence.number = self._arrivals
         self._arrivals += 1
+        present = {other.client for other in (*self.running, *self.waiting)}
+        self._turns = {client: turn for client, turn in self._turns.items() if client in present}
+        # Who comes anew takes its place beside the others and is owed nothing for the time when it wanted nothing.
+        self._turns.setdefault(sequence.client, min(self._turns.values(), default=0))
         self.waiting.append(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -179,9 +183,9 @@ class Scheduler:
         """The waiting sequences, in the order in which their turns come.
 
         The k-th request of a client has its turn with the k-th of every other
-        client, those that are running counted.
+        client, those that have begun counted.
         """
-        turns = Counter(sequence.client for sequence in self.running)
+        turns = dict(self._turns)
         own = sorted(self.waiting, key=self._left_to_do) if self._policy == "shortest-remaining" else self.waiting
         turn_of: dict[Sequence, int] = {}
         for sequence in own:
@@ -322,6 +326,8 @@ class Scheduler:
                     other.overtaken += 1
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_number)
+            if sequence.state is State.WAITING:
+                self._turns[sequence.client] += 1
             self._cache.begin(sequence, found, fresh)
             sequence.state = State.RUNNING
 
