@@ -165,6 +165,20 @@ def test_a_busy_pool_is_not_robbed(tmp_path: Path) -> None:
     assert model.pages.available == model.pages.count
 
 
+@pytest.mark.parametrize("pages", [16, 64])
+def test_a_part_in_the_pool_and_the_rest_from_disk(tmp_path: Path, pages: int) -> None:
+    first, _ = saved(tmp_path)
+    model = toy(pages=pages)
+    loop = Loop(model, snapshots=snapshots_of(model, tmp_path))
+    ask(loop, PROMPT[:22])
+    for number in range(3):  # so that the pool is full of idle pages
+        ask(loop, tuple(range(number, number + 20)))
+    done = ask(loop)
+    assert done.token_ids == first.token_ids
+    assert done.usage.cached_tokens == 48
+    assert model.pages.available == model.pages.count
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
 def test_nobody_else_may_read_them(tmp_path: Path) -> None:
     _, files = saved(tmp_path / "new")

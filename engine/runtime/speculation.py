@@ -227,8 +227,6 @@ class DraftModel:
             mirror.rewind(mirror.prompt + int(differing[0]) if differing.size else common)
             for token in sequence.ids[mirror.length :].tolist():
                 mirror.append(token)
-        # Its last token is computed again after a step that came to nothing: its logits are wanted.
-        mirror.computed = min(mirror.computed, mirror.length - 1)
         self._cache.publish(mirror)  # all its tokens are the answer's now
         return mirror if self._cache.reach(mirror, tokens) else None
 
