@@ -30,6 +30,7 @@ from engine.runtime.events import (
     Failed,
     FinishReason,
     Message,
+    Prompt,
     PromptToken,
     Request,
     Started,
