@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.convert.convert import convert
@@ -228,7 +228,6 @@ def test_pointers_and_pages_are_told_apart(tmp_path):
         read_pickled(path)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_changed_bytes_never_do_more_than_fail(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "changed.bin"

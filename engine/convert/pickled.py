@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import pickletools
 import struct
+import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -102,12 +103,14 @@ def read_pickled(path: Path) -> dict[str, Entry]:
         start = file.read(4)
         file.seek(0)
         try:
-            if start[:2] == b"PK":
-                root, places = _archive(path, file, size)
-            elif start[:1] == b"\x80":
-                root, places = _legacy(path, file, size)
-            else:
-                raise ModelFolderError(what_it_is_instead(path) or f"{path.name} is no file of PyTorch weights")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of odd texts, which are refused or harmless
+                if start[:2] == b"PK":
+                    root, places = _archive(path, file, size)
+                elif start[:1] == b"\x80":
+                    root, places = _legacy(path, file, size)
+                else:
+                    raise ModelFolderError(what_it_is_instead(path) or f"{path.name} is no file of PyTorch weights")
         except _UNREADABLE:
             raise _damaged(path, "its description of tensors cannot be read") from None
     return {name: _entry(path, name, tensor, places) for name, tensor in _named(path, root).items()}
