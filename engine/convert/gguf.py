@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.convert.gguf_file import CODINGS, GgufFile, GgufTensor, read_codes, read_gguf, read_rows
 from engine.convert.gguf_tokenizer import CONTROL, END_TEXTS, tokenizer_files
 from engine.convert.quantised import Coded
-from engine.convert.source import Source, check_vocabulary, end_ids_from, fingerprint, stamps
+from engine.convert.source import Source, check_vocabulary, end_ids_from, fingerprint, stamps, with_template
 from engine.errors import UnsupportedModelError
 from engine.models.assignment import assign
 from engine.models.families import recognise
@@ -84,7 +84,7 @@ def open_gguf(path: Path, notices: Sequence[str] = ()) -> Source:
     tokens = file.metadata["tokenizer.ggml.tokens"]
     check_vocabulary(spec.vocab_size, dict(enumerate(tokens[spec.vocab_size :], spec.vocab_size)))
     end_ids, end_notices = end_ids_from(_end_tokens(file.metadata), spec.vocab_size)
-    return Source(
+    source = Source(
         path=path,
         kind="gguf",
         name=path.stem,
@@ -101,6 +101,7 @@ def open_gguf(path: Path, notices: Sequence[str] = ()) -> Source:
         stamps=before,
         notices=(*notices, *blueprint.notices, *assignments.notices, *end_notices),
     )
+    return with_template(source, {token: number for number, token in enumerate(tokens)}.get)
 
 
 def _config(file: GgufFile) -> dict[str, Any]:

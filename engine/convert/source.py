@@ -7,7 +7,7 @@ files, and rows of float32 for every tensor of ours.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +38,8 @@ from engine.models.spec import ModelSpec
 from engine.models.store import SourceFile
 from engine.models.weights import NO_END_NOTICE
 from engine.settings import Sampling, checked
+from engine.text.fallback import fallback_for
+from engine.text.files import chat_templates
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import TOKENIZER_FILES, Tokenizer
 
@@ -52,6 +54,7 @@ __all__ = [
     "fingerprint",
     "open_source",
     "stamps",
+    "with_template",
 ]
 
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
@@ -385,12 +388,34 @@ def _with_tokenizer(source: Source) -> Source:
     rows = source.spec.vocab_size
     beyond = ((number, tokenizer.token(number)) for number in range(rows, tokenizer.vocab_size))
     check_vocabulary(rows, {number: token for number, token in beyond if token is not None})
-    end_ids = source.end_ids | tokenizer.end_ids
-    notices = source.notices
+    source = with_template(replace(source, end_ids=source.end_ids | tokenizer.end_ids), tokenizer.token_to_id)
     # What the template writes after an answer ends it, too.
-    if not end_ids and tokenizer.leading_control(ChatTemplate.from_files(source.files).after_answer) is None:
-        notices += (NO_END_NOTICE,)
-    return replace(source, end_ids=end_ids, notices=notices)
+    after_answer = ChatTemplate.from_files(source.files).after_answer
+    if not source.end_ids and tokenizer.leading_control(after_answer) is None:
+        source = replace(source, notices=(*source.notices, NO_END_NOTICE))
+    return source
+
+
+def with_template(source: Source, id_of: Callable[[str], int | None]) -> Source:
+    """The source with a chat template that suits it, if it was trained to chat and its own is missing or broken.
+
+    id_of: the id of a token, None for a text that is none
+    """
+    own = ChatTemplate.from_files(source.files)
+    if not own.completion:
+        return source
+    fallback = fallback_for(
+        source.name,
+        source.spec.family,
+        lambda token: id_of(token) is not None,
+        lambda token: id_of(token) in source.end_ids,
+    )
+    if fallback is None:
+        return source
+    broken = own.notices if chat_templates(source.files) else ()
+    said = f"this model came without a usable chat template; the one of {fallback.name} is taken, after its tokens"
+    files = {**source.files, "chat_template.jinja": fallback.template.encode()}
+    return replace(source, files=files, notices=(*source.notices, *broken, said))
 
 
 class _FolderReader:
