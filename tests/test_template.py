@@ -7,6 +7,7 @@ import copy
 import json
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -390,6 +391,11 @@ def growing(start: str, step: str) -> str:
     return GROWING.replace("START", start).replace("STEP", step)
 
 
+# Two tuples, each of which holds another twice, sixty times over.
+TWINS = (
+    "{% set ns = namespace(x=(1,), y=(1,)) %}{% for i in range(60) %}"
+    "{% set ns.x = (ns.x, ns.x) %}{% set ns.y = (ns.y, ns.y) %}{% endfor %}"
+)
 NESTED = "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s, ns.s] %}{% endfor %}"
 
 
@@ -441,6 +447,27 @@ NESTED = "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [
         NESTED + "{{ '{}'.format(ns.s) }}",
         NESTED + "{{ {'a': ns.s}.values() }}",
         NESTED + "{{ raise_exception(ns.s) }}",
+        *(
+            TWINS + use
+            for use in (
+                "{{ ns.x == ns.y }}",
+                "{{ ns.x < ns.y }}",
+                "{{ ns.x in [ns.y] }}",
+                "{{ ns.x is eq(ns.y) }}",
+                "{{ ns.x is in([ns.y]) }}",
+                "{{ [ns.x] | select('eq', ns.y) | list | length }}",
+                "{{ [ns.x, ns.y] | max | length }}",
+                "{{ [ns.x, ns.y] | sort | length }}",
+                "{{ [ns.x, ns.y] | unique | list | length }}",
+                "{{ [{'a': ns.x}, {'a': ns.y}] | groupby('a') | list | length }}",
+                "{{ [ns.x].index(ns.y) }}",
+                "{{ [ns.x].count(ns.y) }}",
+                "{% set d = {ns.x: 1} %}",
+                "{{ {}.get(ns.x) }}",
+                "{{ messages[0][ns.x] }}",
+                "{{ dict([(ns.x, 1)]) }}",
+            )
+        ),
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% macro f(n) %}{% if n < 60 %}{{ f(n + 1) }}{{ f(n + 1) }}{% endif %}{% endmacro %}{{ f(0) }}",
         "{% for i in range(99999) %}{{ range(99999) | map('string') | map('upper') | list | length }}{% endfor %}",
@@ -454,6 +481,28 @@ def test_a_bomb_is_stopped(source: str) -> None:
         bomb.render(HELLO)
     assert time.process_time() - cpu_s < 2.5
     assert time.monotonic() - started_s < 8  # three seconds, on a machine that does other things too
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(
+            "{% set ns = namespace(x=[], s='a' * 99999) %}{% for i in range(99999) %}{% for j in range(99999) %}"
+            "{% set ns.x = " + more + " %}{% endfor %}{% endfor %}"
+            for more in ("ns.x + [range(99999) | list]", "[ns.x, ns.s ~ i]", "[ns.x, {'a': i}]")
+        ),
+        "{{ ('a ' * 500000).split() | map('upper') | list | length }}",
+    ],
+)
+def test_a_bomb_takes_little_memory(source: str) -> None:
+    bomb = probing(source)
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(TemplateError):
+            bomb.render(HELLO)
+        assert tracemalloc.get_traced_memory()[1] < 256 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_bomb_is_not_tried_in_other_arrangements() -> None:

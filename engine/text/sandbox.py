@@ -19,7 +19,7 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
@@ -90,6 +90,11 @@ _LOOKING_FILTERS = {
     "sum",
     "unique",
 }
+# Comparing and hashing follow containers as deep as they go: one that holds another twice, sixty times, never ends.
+_COMPARING_FILTERS = {"dictsort", "groupby", "max", "min", "sort", "unique"}
+_COMPARING_TESTS = (
+    *("!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lt", "ne"),
+)
 # Filters that are one method of `Text`, or ours, so that their results are marked exactly.
 _FOLLOWED_FILTERS = {"capitalize", "format", "join", "lower", "replace", "safe", "string", "trim", "upper"}
 # Without use in a prompt, and a risk to time or determinism.
@@ -172,7 +177,7 @@ class _Generation(Extension):
 
 
 class _CodeGenerator(CodeGenerator):
-    """Sends `a ~ b` through the environment."""
+    """Sends `a ~ b`, and what is compared or becomes a key, through the environment."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2's name
         self.write("environment.chain((")
@@ -180,6 +185,31 @@ class _CodeGenerator(CodeGenerator):
             self.visit(argument, frame)
             self.write(", ")
         self.write("))")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
+        self.write("(")
+        self._bounded(node.expr, frame)
+        for operand in node.ops:
+            self.visit(operand, frame)
+        self.write(")")
+
+    def visit_Operand(self, node: nodes.Operand, frame: Frame) -> None:  # noqa: N802
+        self.write(f" {operators[node.op]} ")
+        self._bounded(node.expr, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
+        self.write("{")
+        for pair in node.items:
+            self._bounded(pair.key, frame)
+            self.write(": ")
+            self.visit(pair.value, frame)
+            self.write(", ")
+        self.write("}")
+
+    def _bounded(self, node: nodes.Expr, frame: Frame) -> None:
+        self.write("environment.bounded(")
+        self.visit(node, frame)
+        self.write(")")
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -214,6 +244,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         for name, function in list(self.filters.items()):
             self.filters[name] = self._guarded(name, function)
+        self.tests = {**self.tests, **{name: self._bounding(self.tests[name]) for name in _COMPARING_TESTS}}
         self.globals |= {"raise_exception": self._raise_exception, "strftime_now": self._strftime_now}
 
     def render(self, template: jinja2.Template, variables: Mapping[str, Any], started: datetime) -> Text:
@@ -250,12 +281,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         written = str(value)
         return Text(written) if _has_content(value) else written
 
+    def bounded(self, value: Any) -> Any:
+        """`value`, which is to be compared or hashed; refuses what that takes for ever with."""
+        if isinstance(value, (*_SEQUENCES, Mapping)):
+            self.budget.size(value)
+        return value
+
     def getattr(self, obj: Any, attribute: str) -> Any:
         """`obj.attribute`; methods of a plain string are those of `Text`, so that arguments keep their mark."""
         return super().getattr(Text(obj, ()) if type(obj) is str else obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """`obj[argument]`."""
+        self.bounded(argument)
         return super().getitem(Text(obj, ()) if type(obj) is str else obj, argument)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -266,6 +304,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         name = method.__name__ if isinstance(owner, str) else ""
         if isinstance(owner, str):
             self._bound(name, owner, args, kwargs)
+        elif owner is not None or isinstance(obj, type):
+            # What holds the method is looked through by some; all may compare, or hash, what they are given.
+            for value in (owner, *args) if isinstance(owner, (list, tuple)) else args:
+                self.bounded(value)
         result = super().call(context, obj, *args, **kwargs)
         if isinstance(owner, (dict, list, tuple)):
             return result  # what it holds carries its own mark
@@ -315,6 +357,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         def guarded(*args: Any, **kwargs: Any) -> Any:
             self.budget.check()
             data = [argument for argument in args if not isinstance(argument, _PASSED)]
+            if name in _COMPARING_FILTERS:
+                self.budget.size(data)
             if name in _GROWING_FILTERS:
                 self._bound_product(data, kwargs)
             if name not in _LOOKING_FILTERS:
@@ -331,6 +375,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return result
 
         return guarded
+
+    def _bounding(self, test: Any) -> Callable[..., Any]:
+        @wraps(test)
+        def bounding(*args: Any) -> Any:
+            return test(*map(self.bounded, args))
+
+        return bounding
 
     def _bound(self, name: str, owner: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
