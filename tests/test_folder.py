@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -434,3 +436,48 @@ def test_a_report_of_a_sound_folder(tmp_path):
 def test_all_shards_together_hold_all_tensors(tmp_path):
     folder = shard(make(tmp_path / "m"), weights(cfg()), 3)
     assert stored_tensors(folder).entries.keys() == weights(cfg()).keys()
+
+
+# --- what people drop instead of the model's folder -------------------------------------------------------------------
+
+
+def test_the_whole_hub_cache(tmp_path):
+    hub = tmp_path / "hub"
+    for name in ("models--org--one", "models--org--two"):
+        make(hub / name / "snapshots" / "abc")
+    with pytest.raises(InputError, match=r"several models .*models--org--one"):
+        find_model(hub)
+    shutil.rmtree(hub / "models--org--two")
+    found = find_model(hub)
+    assert model_name(found.path) == "one"
+    assert inspect(hub).usable
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("model_index.json", "images"), ("params.json", "makers' own layout"), ("mlc-chat-config.json", "compiled")],
+)
+def test_folders_of_other_programs(name, words, tmp_path):
+    (tmp_path / name).write_text("{}")
+    (tmp_path / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(UnsupportedModelError, match=words):
+        find_model(tmp_path)
+
+
+def test_an_archive_is_to_be_unpacked(tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        archive.writestr("config.json", "{}")
+    with pytest.raises(InputError, match="is an archive: unpack it"):
+        find_model(tmp_path / "model.zip")
+
+
+def test_a_tokenizer_that_is_much_too_small_is_mentioned(tmp_path):
+    source = open_source(make(tmp_path / "m", cfg(vocab_size=512)))
+    assert any("260 tokens for a model of 512" in notice for notice in source.notices)
+    assert not any("tokens for a model" in notice for notice in open_source(make(tmp_path / "n")).notices)
+
+
+def test_how_long_it_takes_grows_with_the_work(tmp_path):
+    choices = {choice.conversion.bits: choice.seconds for choice in inspect(make(tmp_path / "m")).sizes}
+    assert 0 < choices[8] < choices[4] < 1
+    assert 0 < choices[16] < 1

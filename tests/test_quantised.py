@@ -185,6 +185,21 @@ def nf4(*, nested):
     return store
 
 
+def mlx(bits=4, group=32):
+    def store(stem, rows, columns, random):
+        codes = random.integers(0, 1 << bits, (rows, columns))
+        scales, biases = random.uniform(0.001, 0.01, (2, rows, columns // group)).astype(np.float16)
+        parts = {
+            f"{stem}.weight": raw("U32", words(codes, bits)),
+            f"{stem}.scales": raw("F16", scales),
+            f"{stem}.biases": raw("F16", biases),
+        }
+        grids = [spread(grid.astype(np.float32), columns, group) for grid in (scales, biases)]
+        return parts, codes.astype(np.float32) * grids[0] + grids[1]
+
+    return store
+
+
 def float4(*, nv):
     def store(stem, rows, columns, random):
         group = 16 if nv else 32
@@ -239,6 +254,8 @@ CASES = {
     "fp8 by rows": (fp8("F8_E4M3", E4M3, lambda r, _: (r, 1)), {"quant_method": "fbgemm_fp8"}),
     "fp8 of the other kind": (fp8("F8_E5M2", E5M2, lambda r, _: (r,)), COMPRESSED | {"format": "float-quantized"}),
     "nvfp4": (float4(nv=True), COMPRESSED | {"format": "nvfp4-pack-quantized"}),
+    "mlx": (mlx(), {"quant_method": "mlx", "bits": 4, "group_size": 32}),
+    "mlx, 6 bits": (mlx(6), {"quant_method": "mlx", "bits": 6, "group_size": 32}),
     "mxfp4": (float4(nv=False), COMPRESSED | {"format": "mxfp4-pack-quantized"}),
 }
 EXACT_IN_INT4 = {name for name in CASES if "gptq" in name} - {"gptq in the order of importance", "gptq, 8 bits"}

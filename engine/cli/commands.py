@@ -428,12 +428,20 @@ def _report_text(report: ModelReport) -> str:
     ]
     text = f"{report.name}: {report.path}\n\n{table(facts)}"
     if report.sizes:
-        rows = [(size.label, size_text(size.file_bytes), f"{size.bits_per_weight:.2f}") for size in report.sizes]
-        text += "\n" + table([("converted to", "file", "bits per weight"), *rows])
+        rows = [
+            (
+                size.label,
+                size_text(size.file_bytes),
+                f"{size.bits_per_weight:.2f}",
+                f"about {max(1, round(size.seconds))} s",
+            )
+            for size in report.sizes
+        ]
+        text += "\n" + table([("converted to", "file", "bits per weight", "takes"), *rows])
     if report.memory_bytes:
         heading = f"memory to run as {report.sizes[0].label}" if report.sizes else "memory to run"
-        rows = [(f"{context:,}", size_text(needed), "") for context, needed in sorted(report.memory_bytes.items())]
-        text += "\n" + table([("context", heading, ""), *rows])
+        needs = [(f"{context:,}", size_text(needed), "") for context, needed in sorted(report.memory_bytes.items())]
+        text += "\n" + table([("context", heading, ""), *needs])
     if report.tensors:
         tensors = [
             (tensor.name, tensor.dtype, " x ".join(map(str, tensor.shape)), size_text(tensor.bytes))

@@ -46,6 +46,13 @@ _TEXT_FILES = (
 )
 # Weights in forms that are not read: whole programs' memory, other frameworks' files.
 _OTHER_WEIGHTS = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".onnx", ".npz", ".tflite")
+# Folders of other programs, by a file that only they have.
+_OTHER_FOLDERS = {
+    "model_index.json": "a pipeline that makes images or sound, no language model",
+    "params.json": "a model in its makers' own layout; get its Hugging Face folder",
+    "mlc-chat-config.json": "a model compiled for another program; get its Hugging Face folder",
+}
+_ARCHIVES = (b"PK\x03\x04", b"\x1f\x8b", b"7z\xbc\xaf\x27", b"\x28\xb5\x2f\xfd", b"Rar!", b"\xfd7zXZ", b"BZh")
 _LICENCE_FILE = re.compile(r"(licen[cs]e|copying|notice)([-_.].*)?", re.IGNORECASE)
 _LONGEST_LICENCE = 1 << 20
 _MOST_SUBFOLDERS = 1000
@@ -145,10 +152,11 @@ def describe(folder: Path) -> Description:
     """
     generation = "generation_config.json"
     config = read_json(within(folder, "config.json"))
-    quantisation = [config.pop(key, None) for key in ("quantization_config", "compression_config")]
+    keys = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
+    quantisation = [_settings(config.pop(key, None), key) for key in keys]
     return Description(
         config=config,
-        quantisation=_settings(quantisation[0] or quantisation[1]),
+        quantisation=next(filter(None, quantisation), {}),
         generation=read_json(within(folder, generation)) if _is_there(folder, generation) else {},
         files=text_files(folder),
         licence=_licence_name(folder),
@@ -167,9 +175,12 @@ def text_files(folder: Path) -> dict[str, bytes]:
     return files
 
 
-def _settings(value: Any) -> Mapping[str, Any]:
+def _settings(value: Any, key: str) -> Mapping[str, Any]:
     """A quantiser's settings; a bare name counts as its method."""
-    return value if isinstance(value, dict) else {"quant_method": str(value)} if value else {}
+    if not value:
+        return {}
+    settings = value if isinstance(value, dict) else {"quant_method": str(value)}
+    return {"quant_method": "mlx"} | settings if key == "quantization" else settings
 
 
 def stored_tensors(folder: Path) -> Stored:
@@ -232,6 +243,8 @@ def _find_by_file(path: Path) -> Found:
         return Found("folder", path.parent, (f"{path.name} belongs to the adapter in {path.parent}, which is used",))
     if suffix in {".safetensors", ".bin", *_OTHER_WEIGHTS}:
         raise ModelFolderError(f"{path.name} holds weights only; its config.json is missing in {path.parent}")
+    if start.startswith(_ARCHIVES):
+        raise InputError(f"{path} is an archive: unpack it, and give the folder that comes out")
     raise InputError(f"{path} is no model: give a model folder, a GGUF file or a .nook file")
 
 
@@ -239,7 +252,10 @@ def _find_in_folder(folder: Path) -> Found:
     if _is_there(folder, "config.json") or _is_there(folder, CONFIGURATION):
         return Found("folder", folder)
     inner = [
-        inside for inside in _subfolders(folder) if _is_there(inside, "config.json") or _is_there(inside, CONFIGURATION)
+        inside
+        for outside in _subfolders(folder)
+        for inside in (_subfolders(outside) if outside.name.startswith("models--") else [outside])
+        if _is_there(inside, "config.json") or _is_there(inside, CONFIGURATION)
     ]
     files = [
         entry for entry in sorted(folder.iterdir()) if entry.suffix.lower() in {".gguf", ".nook"} and not entry.is_dir()
@@ -256,6 +272,9 @@ def _find_in_folder(folder: Path) -> Found:
     names_here = [entry.name for entry in folder.iterdir()]
     if not names_here:
         raise InputError(f"{folder} is empty")
+    for name, what in _OTHER_FOLDERS.items():
+        if name in names_here:
+            raise UnsupportedModelError(f"{folder} holds {what} ({name}), which is not read")
     if any(name.endswith((".safetensors", ".bin", *_OTHER_WEIGHTS)) for name in names_here):
         raise ModelFolderError(
             f"config.json is missing in {folder}; copy it, and the tokenizer's files, from the model that was trained"

@@ -27,7 +27,7 @@ __all__ = ["Coded", "Plain", "StoredTensor", "check_scheme", "plain_tensors"]
 Array = NDArray[Any]
 Rows = NDArray[np.float32]
 
-_SCHEMES = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
+_SCHEMES = ("awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "mlx", "modelopt", "mxfp4")
 _KEPT = {"BF16": "bf16", "F16": "f16", "F32": "f32", "F64": "f32"}
 # Order in which AWQ puts eight columns into the nibbles of a word, lowest first.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -263,6 +263,8 @@ class _Gathering:
         if _BITSANDBYTES.search(name):
             weight = _BITSANDBYTES.sub("", name)
             return weight, self._normal_float(weight, name)
+        if end == "weight" and dtype == "U32" and f"{stem}.scales" in self._entries:
+            return name, self._affine(name, stem)
         if f"{name}.SCB" in self._entries or f"{stem}.SCB" in self._entries:
             return (name, self._row_scaled(name, stem)) if dtype == "I8" else None
         if dtype in FLOAT8 or dtype == "I8":
@@ -334,6 +336,34 @@ class _Gathering:
             zeros=stored_zeros,
             levels="q4" if bits <= 4 else "",
             order=None if order is None else _order(order, columns, group, groups),
+        )
+
+    def _affine(self, name: str, stem: str) -> StoredTensor:
+        """MLX's integers: each group has a scale and a smallest value, W = code * scale + bias."""
+        words = self._take(name, "U32", sides=2)
+        scales = self._take(f"{stem}.scales", *FLOATS, sides=2)
+        biases = self._take(f"{stem}.biases", *FLOATS, sides=2)
+        rows, groups = scales.shape
+        bits = self._number("bits") or 4
+        columns = words.shape[1] * 32 // bits if bits in {2, 3, 4, 6, 8} else 0
+        group = _group(self._number("group_size"), columns, groups, stem)
+        if not columns or words.shape[0] != rows or scales.shape != biases.shape or columns % group:
+            raise _contradiction(name)
+
+        def values(first: int, count: int) -> Array:
+            codes = _unpacked(read_raw(words, first, count), bits, columns).astype(np.float32)
+            codes *= np.repeat(read_rows(scales, first, count), group, axis=1)
+            codes += np.repeat(read_rows(biases, first, count), group, axis=1)
+            return codes
+
+        return _Quantised(
+            shape=(rows, columns),
+            dtype=f"MLX int{bits}",
+            kept="f16",
+            bytes=words.bytes + scales.bytes + biases.bytes,
+            group=columns,
+            codes=values,
+            scales=lambda _, count: np.ones((count, 1), np.float32),
         )
 
     def _packed(self, stem: str) -> StoredTensor:

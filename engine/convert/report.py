@@ -16,6 +16,7 @@ from engine.convert.folder import Found, describe, find_model, model_name
 from engine.convert.recipe import recipe, recipe_bytes
 from engine.convert.source import NO_TOKENIZER_NOTICE, Source, check_tokenizer, open_source
 from engine.convert.values import ModelReport, Problem, SizeChoice, TensorInfo
+from engine.core.cpu import machine
 from engine.errors import InputError
 from engine.models.families import recognise
 from engine.models.memory import needed_bytes
@@ -32,6 +33,9 @@ _CHOICES = (
     Conversion(bits=8, group_size=32),
     Conversion(bits=16),
 )
+# Weights that one core of a usual laptop rounds in a second, by bits; bytes that a usual disk reads or writes.
+_WEIGHTS_PER_CORE_S = {4: 50e6, 8: 150e6, 16: 150e6}
+_DISK_BYTES_S = 500e6
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768)
 
 
@@ -161,7 +165,20 @@ def _size(source: Source, conversion: Conversion) -> SizeChoice:
     formats = recipe(source.spec, conversion, *source.formats)
     size = recipe_bytes(source.spec, formats)
     files = sum(map(len, source.files.values()))
-    return SizeChoice(format_label(source.spec, formats), conversion, size + files, 8 * size / source.spec.parameters)
+    return SizeChoice(
+        format_label(source.spec, formats),
+        conversion,
+        size + files,
+        8 * size / source.spec.parameters,
+        _seconds(source, conversion.bits, size),
+    )
+
+
+def _seconds(source: Source, bits: int, written_bytes: int) -> float:
+    """Rounding keeps all cores busy; the disk reads and writes meanwhile."""
+    read_bytes = sum(source.bytes(assignment) for assignment in source.assignments)
+    rounding_s = source.spec.parameters / (_WEIGHTS_PER_CORE_S[bits] * min(machine().default_threads, 16))
+    return max(rounding_s, (read_bytes + written_bytes) / _DISK_BYTES_S)
 
 
 def _memory(spec: ModelSpec, weight_bytes: int) -> dict[int, int]:

@@ -57,6 +57,8 @@ __all__ = [
     "with_template",
 ]
 
+# Of the embedding's rows that tokens have; the rest is padding.
+_LEAST_SHARE = 0.75
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
 NO_TOKENIZER_NOTICE = "there is no tokenizer, so the model takes and gives token ids, not text"
@@ -388,6 +390,9 @@ def _with_tokenizer(source: Source) -> Source:
     rows = source.spec.vocab_size
     beyond = ((number, tokenizer.token(number)) for number in range(rows, tokenizer.vocab_size))
     check_vocabulary(rows, {number: token for number, token in beyond if token is not None})
+    if tokenizer.vocab_size < _LEAST_SHARE * rows:
+        said = f"the tokenizer has {tokenizer.vocab_size} tokens for a model of {rows}: it may be another model's"
+        source = replace(source, notices=(*source.notices, said))
     source = with_template(replace(source, end_ids=source.end_ids | tokenizer.end_ids), tokenizer.token_to_id)
     # What the template writes after an answer ends it, too.
     after_answer = ChatTemplate.from_files(source.files).after_answer

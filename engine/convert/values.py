@@ -13,12 +13,17 @@ __all__ = ["ModelReport", "Problem", "SizeChoice", "TensorInfo"]
 
 @dataclass(frozen=True, slots=True)
 class SizeChoice:
-    """What one conversion would cost. file_bytes: within a few hundred kB; bits_per_weight: over all tensors."""
+    """What one conversion would cost.
+
+    file_bytes: within a few hundred kB. bits_per_weight: over all tensors.
+    seconds: on this computer, roughly: from the bytes to read and write and the weights to round.
+    """
 
     label: str
     conversion: Conversion
     file_bytes: int
     bits_per_weight: float
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class Pipeline:
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's spelling of an id."""
-        return self._library.id_to_token(token_id)
+        return self._library.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
     def id_of(self, token: str) -> int | None:
         """The id of a token in the vocabulary's spelling."""
@@ -295,7 +295,9 @@ def _with_all_tokens(document: bytes, declared: Sequence[Declared]) -> tokenizer
     values = json.loads(document.decode("utf-8-sig"))
     vocabulary = values["model"]["vocab"]
     if isinstance(vocabulary, dict):
-        contents = [token["content"] for token in values["added_tokens"]] + [token.content for token in declared]
+        contents = [token["content"] for token in values.get("added_tokens") or ()] + [
+            token.content for token in declared
+        ]
         following = 1 + max([*vocabulary.values(), *ids.values()], default=-1)
         for content in dict.fromkeys(contents):
             if content not in vocabulary:
