@@ -478,6 +478,7 @@ def test_a_tokenizer_that_is_much_too_small_is_mentioned(tmp_path):
 
 
 def test_how_long_it_takes_grows_with_the_work(tmp_path):
-    choices = {choice.conversion.bits: choice.seconds for choice in inspect(make(tmp_path / "m")).sizes}
-    assert 0 < choices[8] < choices[4] < 1
-    assert 0 < choices[16] < 1
+    small = inspect(make(tmp_path / "small")).sizes
+    large = inspect(make(tmp_path / "large", cfg(num_hidden_layers=8))).sizes
+    for one, other in zip(small, large, strict=True):
+        assert 0 < 2 * one.seconds < other.seconds < 1
