@@ -548,6 +548,7 @@ def bench(
     depth: int | None = None,
     batch: int = 8,
     repeat: int = 3,
+    profile: bool = False,
 ) -> Generator[Progress | dict[str, Any], None, None]:
     """Speed of a model here; `engine.runtime.measure.bench` says what is measured.
 
@@ -556,6 +557,8 @@ def bench(
     "peak_rss_bytes", "batch_tps", "tier", "threads", "kv_dtype",
     "prompt_tokens", "gen_tokens", "depth"}; with speculation asked for also
     {"copy_tps", "copy_plain_tps", "copy_tokens_per_step"}.
+
+    profile: also "profile": {"decode": rows, "prefill": rows} with rows {"operation", "layer", "seconds"}.
 
     Raises:
         InglenookError: the model cannot be loaded, or a number is senseless
@@ -567,7 +570,9 @@ def bench(
     sizes = measure.Sizes(**asked, batch=batch, repeat=repeat)
     asked_for = settings.speculation if "speculation" in settings.model_fields_set else "off"
     settings = settings.model_copy(update={"context": sizes.context, "max_batch_size": batch, "speculation": asked_for})
-    yield from measure.bench(lambda: _opened(_path(model), settings, cap=True), sizes, asked.keys(), settings.kv)
+    yield from measure.bench(
+        lambda: _opened(_path(model), settings, cap=True), sizes, asked.keys(), settings.kv, profiled=profile
+    )
 
 
 def diagnose(*, benchmark: bool = False) -> dict[str, Any]:

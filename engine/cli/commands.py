@@ -206,6 +206,9 @@ def bench(
     ] = None,
     batch: Annotated[int, Parameter(converter=whole_number, help="Answers computed together for the batch speed.")] = 8,
     repeat: Annotated[int, Parameter(converter=whole_number, help="Runs; the median is reported.")] = 3,
+    profile: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Also time every operation and layer of a step.")
+    ] = False,
     as_json: Json = False,
     engine: EngineSettings,
 ) -> None:
@@ -218,12 +221,15 @@ def bench(
         depth=depth,
         batch=batch,
         repeat=repeat,
+        profile=profile,
     )
     result = follow(work) or {}
     if as_json:
         write_json(result)
     else:
         write(_bench_text(result))
+        for step, times in result.get("profile", {}).items():
+            write(f"\n{step}\n" + _profile_text(times))
 
 
 @app.command
@@ -469,6 +475,24 @@ def _bench_text(result: dict[str, Any]) -> str:
         gain = f"{plain:.1f} without guesses, {steps:.2f} tokens per step"
         rows.append(("copying", f"{result['copy_tps']:.1f} tokens per second ({gain})"))
     return table(rows)
+
+
+def _profile_text(times: list[dict[str, Any]]) -> str:
+    """The times of a step's operations by kind, and by layer."""
+    total = sum(one["seconds"] for one in times)
+
+    def rows(key: str) -> list[tuple[str, ...]]:
+        sums: dict[Any, list[float]] = {}
+        for one in times:
+            sums.setdefault(one[key], []).append(one["seconds"])
+        named = [("outside" if name is None else str(name), spent) for name, spent in sums.items()]
+        return [
+            (name, f"{1e3 * sum(spent):.3f} ms", f"{100 * sum(spent) / total:.1f} %", str(len(spent)))
+            for name, spent in named
+        ]
+
+    heading = ("time", "share", "operations")
+    return table([("operation", *heading), *rows("operation"), ("layer", *heading), *rows("layer")])
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

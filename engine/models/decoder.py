@@ -8,6 +8,9 @@ call, inside which the whole team of threads walks the table.
 from __future__ import annotations
 
 import math
+import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +43,7 @@ from engine.models.spec import AttentionSpec, LayerSpec, ModelSpec, QueryGrowth,
 from engine.models.weights import Tensor, Weights
 from engine.settings import KvDtype
 
-__all__ = ["Decoder", "check_shapes", "page_layout", "scratch_bytes"]
+__all__ = ["Decoder", "OperationTime", "check_shapes", "page_layout", "scratch_bytes"]
 
 _KINDS = {
     "q4": WeightKind.Q4,
@@ -135,6 +138,15 @@ def scratch_bytes(spec: ModelSpec) -> int:
     return -(-most // 4096) * 4096
 
 
+@dataclass(frozen=True, slots=True)
+class OperationTime:
+    """How long an operation took. name: of the weights that it multiplies by, else of its kind. layer: None outside."""
+
+    name: str
+    layer: int | None
+    seconds: float
+
+
 class Decoder:
     """A loaded model: logits of a batch over the pages of its pool.
 
@@ -179,6 +191,9 @@ class Decoder:
         self._tensors: dict[str, Tensor] = {}
         self._slopes: dict[int, int] = {}
         self._growths: dict[QueryGrowth, int] = {}
+        self._layer_starts: dict[int, int | None] = {}  # operation -> the layer that begins with it
+        self._products: dict[int, str] = {}  # operation -> the weights that it multiplies by
+        self._run: Callable[[NDArray[np.int64], NDArray[np.int64]], bool] = team.run
         self._padded_vocab = -(-spec.vocab_size // 16) * 16
         self._logits = self._floats(max_wanted, self._padded_vocab)
         self._program = self._lowered().table()
@@ -222,8 +237,31 @@ class Decoder:
         for name, array in arrays.items():
             state[words[name]] = array.ctypes.data
         state[words["tokens"]], state[words["wanted"]], state[words["segments"]] = tokens, wanted, len(starts)
-        self._team.run(self._program, state)
+        self._run(self._program, state)
         return self._logits[:wanted, : self.spec.vocab_size]
+
+    def timed(self, batch: Batch) -> list[OperationTime]:
+        """Compute a batch an operation at a time, for its times; each has some microseconds more than in a step."""
+        times: list[OperationTime] = []
+
+        def run(program: NDArray[np.int64], state: NDArray[np.int64]) -> bool:
+            layer = None
+            for index, row in enumerate(program):
+                layer = self._layer_starts.get(index, layer)
+                single = np.ascontiguousarray(row[None])
+                begin_s = time.perf_counter()
+                self._team.run(single, state)
+                seconds = time.perf_counter() - begin_s
+                name = self._products.get(index) or Opcode(int(row[0])).name.lower()
+                times.append(OperationTime(name, layer, seconds))
+            return True
+
+        self._run = run
+        try:
+            self.forward(batch)
+        finally:
+            self._run = self._team.run
+        return times
 
     @property
     def cancelled(self) -> bool:
@@ -310,8 +348,10 @@ class Decoder:
         rooms = self._attention_rooms()
         offsets = self._pool.layout.layer_offsets
         for number, layer in enumerate(spec.layers):
+            self._layer_starts[len(program)] = number
             self._lower_attention(program, number, layer, angles, rooms, offsets[number])
             self._lower_feed_forward(program, number, layer)
+        self._layer_starts[len(program)] = None
         head = self._tensor("embedding" if spec.tied_head else "head")
         self._lower_norm(program, "norm", head, RowSet.WANTED)
         bias = "head.bias" if spec.head_bias else None
@@ -435,6 +475,7 @@ class Decoder:
         scale: float = 1.0,
     ) -> None:
         padded = FORMATS[tensor.format].layout(tensor.rows, tensor.cols, tensor.group).padded_rows
+        self._products[len(program)] = re.sub(r"^layers\.\d+\.", "", tensor.name)
         program.add(
             Opcode.MATMUL,
             **self._input_of(tensor).fields(),

@@ -23,6 +23,7 @@ from engine.progress import Progress
 from engine.runtime.events import Done, Event, Failed, Message, Prompt, Request
 from engine.runtime.loop import Loop
 from engine.runtime.model import Model, prepared_kernels
+from engine.runtime.profile import profile
 from engine.settings import EngineSettings, Sampling
 
 __all__ = ["Sizes", "bench", "diagnose"]
@@ -80,7 +81,12 @@ class Sizes:
 
 
 def bench(
-    opened: Callable[[], Generator[Progress, None, Model]], sizes: Sizes, fixed: Collection[str], kv_dtype: str
+    opened: Callable[[], Generator[Progress, None, Model]],
+    sizes: Sizes,
+    fixed: Collection[str],
+    kv_dtype: str,
+    *,
+    profiled: bool = False,
 ) -> Generator[Progress | dict[str, Any], None, None]:
     """Measure a model; the last value is the dictionary of medians.
 
@@ -99,6 +105,8 @@ def bench(
 
     copy_tps, copy_plain_tps   tokens per second with and without guesses
     copy_tokens_per_step       with guesses
+
+    profiled: also "profile", the times of `engine.runtime.profile.profile`.
     """
     begin_s = time.perf_counter()
     steps = opened()
@@ -124,6 +132,9 @@ def bench(
             if model.speculator is not None:
                 rows[-1] |= _copied(endless, plain, sizes)
         yield Progress("measure", sizes.repeat, sizes.repeat, "steps")
+        times: dict[str, Any] = {}
+        if profiled:
+            times["profile"] = yield from profile(model, depth=sizes.depth, prompt_tokens=sizes.prompt_tokens)
     finally:
         model.release()
     medians = {name: median(row[name] for row in rows) for name in rows[0]}
@@ -137,6 +148,7 @@ def bench(
         "prompt_tokens": sizes.prompt_tokens,
         "gen_tokens": sizes.gen_tokens,
         "depth": sizes.depth,
+        **times,
     }
 
 

@@ -62,6 +62,9 @@ class Decoder(Protocol):
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """float32 (wanted, vocab_size), valid until the next call; meaningless if `cancelled`."""
 
+    def timed(self, batch: Batch) -> list[models.OperationTime]:
+        """As `forward`, an operation at a time."""
+
     @property
     def cancelled(self) -> bool:
         """Whether the last `forward` was stopped on the way."""
