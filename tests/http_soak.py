@@ -61,7 +61,7 @@ def one(client: Client, number: int, seed: int, long: int, expected: str) -> str
                 assert answer.events[-1]["choices"][0]["finish_reason"] in ("stop", "length")
             return f"{kind} {answer.status}"
     body = json.dumps({"messages": [{"role": "user", "content": words}], "stream": True, "max_tokens": 10_000}).encode()
-    connection = socket.create_connection(client.address, timeout=60)
+    connection = socket.create_connection(client.address, timeout=client.timeout_s)
     connection.sendall(request_bytes("/v1/chat/completions", body))
     if kind == "slow":
         for _ in range(20):
@@ -110,6 +110,7 @@ def soak(client: Client, minutes: float, clients: int, say: Callable[[str], Any]
     Raises:
         AssertionError: something was lost, stuck or grew
     """
+    client.timeout_s = 300  # who waits longer is stuck
     expected = expected_answer(client)
     process = psutil.Process()
     first_bytes = 0

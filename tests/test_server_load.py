@@ -110,9 +110,19 @@ def test_a_reader_that_takes_nothing_keeps_nobody_waiting(monkeypatch: pytest.Mo
         began_s = time.monotonic()
         assert client.chat(max_tokens=3).status == 200
         assert time.monotonic() - began_s < 3
-        eventually(lambda: http_soak.at_rest(client), 15)
+        eventually(lambda: http_soak.at_rest(client), 60)
         for connection in lazy:
             connection.close()
+
+
+def test_a_connection_that_asks_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.server.serve._FIRST_REQUEST_S", 0.3)
+    with serving() as client:
+        for begun in (b"", b"GET / HT", b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"):
+            began_s = time.monotonic()
+            assert client.raw(begun, timeout_s=10) == b""
+            assert time.monotonic() - began_s < 5
+        assert client.chat(max_tokens=1).status == 200
 
 
 def test_what_waits_beyond_the_queue_is_sent_away_with_a_time_to_come_back() -> None:

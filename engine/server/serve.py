@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
+from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.api import Engine
 from engine.errors import InputError, ResourceError
@@ -29,6 +31,7 @@ KEY_VARIABLE = "INGLENOOK_API_KEY"
 log = logging.getLogger(__name__)
 _CONNECTIONS = 1024
 _HEADER_BYTES = 64 << 10
+_FIRST_REQUEST_S = 30.0
 
 
 class Server:
@@ -101,7 +104,7 @@ class Server:
         )
         config = uvicorn.Config(
             create_app(hub, self._settings, self.metrics),
-            http="h11",
+            http=_Connection,
             ws="none",
             lifespan="off",
             loop="asyncio",
@@ -131,6 +134,20 @@ class Server:
                 task.cancel()
             await asyncio.gather(*aside, return_exceptions=True)
             await hub.close()
+
+
+class _Connection(H11Protocol):
+    """Given up when it brings no request in time; uvicorn waits for ever."""
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(_FIRST_REQUEST_S, self._give_up)
+
+    def _give_up(self) -> None:
+        asked = vars(self)["cycle"] is not None  # which its annotation denies
+        if not asked and not self.transport.is_closing():
+            self.transport.close()
 
 
 class _Uvicorn(uvicorn.Server):
