@@ -165,7 +165,6 @@ def test_thinking_is_apart_and_has_a_budget(stream: bool) -> None:
 
 
 def _thinking() -> Any:
-    from dataclasses import replace
 
     model = thinker(ponders)
     return replace(model, info=replace(model.info, think=("<think>", "</think>")))
