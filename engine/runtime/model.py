@@ -29,7 +29,6 @@ from engine.runtime.sampler import Sampler
 from engine.runtime.speculation import DraftModel, Lookup, Speculator
 from engine.settings import EngineSettings, Sampling, checked
 from engine.text.dialect import CALL_TOKENS, Dialect, spelled_out
-from engine.text.files import chat_templates
 from engine.text.template import ChatTemplate, repaired
 from engine.text.tokenizer import Piece, Tokenizer
 
@@ -286,7 +285,7 @@ def assembled(
         threads, pinned = tuning.threads, tuning.pinned
     tokenizer = Tokenizer.from_files(source.files)
     template = ChatTemplate.from_files(source.files)
-    dialect = Dialect.found(tuple(chat_templates(source.files).values()), tokenizer)
+    dialect = Dialect.found(template.sources, tokenizer)
     unread = _unread_bytes(source, settings)
     companion_bytes = 0
     if draft is not None:

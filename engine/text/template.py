@@ -41,6 +41,7 @@ class ChatTemplate:
         prompt want the tokenizer's special tokens around them.
     notices: sentences on what was found wanting.
     accepts_system: a system message reaches the model.
+    sources: the templates as they are written.
     after_answer: what the template writes between an answer and the next
         message; it usually begins with the token that ends an answer.
     """
@@ -54,6 +55,7 @@ class ChatTemplate:
             TemplateError: the default one does not compile, or refuses every conversation
         """
         self.notices: tuple[str, ...] = ()
+        self.sources = tuple(sources.values())
         self.completion = not sources
         self.accepts_system = True
         self.after_answer = ""
