@@ -753,6 +753,8 @@ def _opened(
     if cap:
         settings = settings.model_copy(update={"context": min(settings.context, source.spec.context)})
     draft = None
+    if settings.draft and "speculation" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"speculation": "draft"})  # who names a draft model wants it used
     if settings.speculation == "draft":
         if not settings.draft:
             raise SettingError("speculation with a draft model needs the model's name or path (draft)")

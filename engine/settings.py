@@ -230,7 +230,10 @@ class EngineSettings(_Settings):
     ] = "ngram"
     draft: Annotated[
         str,
-        Field(title="Draft model", description="A small model of the same vocabulary that makes the guesses."),
+        Field(
+            title="Draft model",
+            description="A small model of the same vocabulary that makes the guesses; naming one chooses draft.",
+        ),
     ] = ""
     draft_tokens: Annotated[
         int,

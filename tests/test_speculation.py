@@ -271,6 +271,16 @@ def test_draft_without_a_model_is_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.usefixtures("compiled_kernels")
+def test_naming_a_draft_model_is_enough(tmp_path: Path) -> None:
+    folder = factory.make(tmp_path / "toy")
+    with ready(folder, draft=str(folder), context=64, threads=1) as model:
+        assert model.speculator is not None
+        assert isinstance(model.speculator(), DraftModel)
+    with ready(folder, draft=str(folder), speculation="ngram", context=64, threads=1) as model:
+        assert model.speculator is Lookup
+
+
 # ---------------------------------------------------------------- looking back
 
 

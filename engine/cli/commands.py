@@ -31,6 +31,20 @@ ModelName = Annotated[
 ]
 
 
+_OF_MANY = ("max_batch_size", "scheduling", "prompt_slice_ms", "most_requests", "most_of_client")
+"""Settings that mean something where several requests meet only."""
+_OF_ANSWERS = ("speculation", "draft", "draft_tokens", "snapshot_mb", "most_request_tokens")
+
+OnOverflow = Annotated[
+    api.Overflow,
+    Parameter(
+        name="--overflow",
+        help="What happens to a conversation longer than the context: stop refuses it and ends a full answer, rolling "
+        "leaves out the oldest turns, middle the middle, summarise puts a summary in their place.",
+    ),
+]
+
+
 def _no_mistyped_option(_hint: Any, prompt: str) -> None:
     if re.fullmatch(r"--?[A-Za-z][\w-]*(=.*)?", prompt):
         raise ValueError("It looks like an option; a prompt like that can come by standard input (-).")
@@ -120,7 +134,7 @@ def verify(
 
 
 @app.command
-@with_settings(without=["max_batch_size"])
+@with_settings(without=[*_OF_MANY, *_OF_ANSWERS])
 def perplexity(
     model: ModelName,
     text: Annotated[str, Parameter(help="A UTF-8 text file.")],
@@ -144,7 +158,7 @@ def perplexity(
 
 
 @app.command
-@with_settings(without=["max_batch_size"])
+@with_settings(without=_OF_MANY)
 def run(
     model: ModelName,
     prompt: Annotated[
@@ -160,6 +174,7 @@ def run(
     ] = False,
     system: Annotated[str | None, Parameter(help="Instruction before the prompt.")] = None,
     stream: Annotated[bool, Parameter(name="--stream", show_default=False, help="Write the text as it comes.")] = True,
+    overflow: OnOverflow = "stop",
     as_json: Json = False,
     sampling: Sampling,
     engine: EngineSettings,
@@ -167,27 +182,28 @@ def run(
     """Answer one prompt."""
     question = read_prompt(prompt)
     instruction = None if system is None else argument_text(system)
-    with Session(model, engine) as session:
+    with Session(model, engine, overflow) as session:
         answer_once(session, question, sampling, raw=raw, system=instruction, stream=stream, as_json=as_json)
 
 
 @app.command
-@with_settings(without=["max_batch_size"])
+@with_settings(without=_OF_MANY)
 def chat(
     model: ModelName,
     /,
     *,
     system: Annotated[str | None, Parameter(help="Instruction before the conversation.")] = None,
+    overflow: OnOverflow = "rolling",
     sampling: Sampling,
     engine: EngineSettings,
 ) -> None:
     """Talk with a model, line by line. /help lists what else can be typed."""
-    with Session(model, engine) as session:
+    with Session(model, engine, overflow) as session:
         converse(session, sampling, system=None if system is None else argument_text(system))
 
 
 @app.command
-@with_settings(without=["max_batch_size"])
+@with_settings(without=[*_OF_MANY, "snapshot_mb", "most_request_tokens"])
 def bench(
     model: ModelName,
     /,

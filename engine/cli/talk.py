@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from engine import api, errors
-from engine.api import Delta, Done, Event, Failed, Loaded, LoadedModel, Message, Progress, Request, Sampling
+from engine.api import Delta, Done, Event, Failed, Loaded, LoadedModel, Message, Overflow, Progress, Request, Sampling
 from engine.cli.flags import overlay
 from engine.cli.output import ProgressView, note, write, write_json
 from engine.errors import InglenookError, InputError, InternalError
@@ -35,11 +35,15 @@ A line that ends with \\ goes on in the next one.
 
 
 class Session:
-    """An engine with one model, for the length of a `with` block."""
+    """An engine with one model, for the length of a `with` block.
 
-    def __init__(self, model: str, settings: EngineSettings) -> None:
+    overflow: what happens to conversations longer than the context.
+    """
+
+    def __init__(self, model: str, settings: EngineSettings, overflow: Overflow = "stop") -> None:
         self._model = model
         self._settings = settings
+        self._overflow = overflow
         self._events: queue.Queue[Event | Loaded] = queue.Queue()
         self._engine = api.Engine()
 
@@ -80,7 +84,7 @@ class Session:
         Raises:
             InglenookError: the answer failed; says why
         """
-        request = Request(id=uuid.uuid4().hex, prompt=prompt, sampling=sampling, stream=stream)
+        request = Request(uuid.uuid4().hex, prompt, sampling, stream=stream, overflow=self._overflow)
         self._engine.submit(request, self._events.put)
         ended = False
         try:
