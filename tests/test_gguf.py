@@ -7,17 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
-from gguf.constants import GGMLQuantizationType
+from gguf import GGUFWriter, quants
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from engine.convert.convert import convert
+from engine.convert.convert import convert, quantised_in_memory
 from engine.convert.folder import find_model
-from engine.convert.gguf_file import read_gguf
+from engine.convert.gguf_file import read_gguf, read_rows
 from engine.convert.gguf_tokenizer import tokenizer_files
 from engine.convert.load import open_model
 from engine.convert.report import inspect
 from engine.convert.source import open_source
+from engine.core.quant import FORMATS
 from engine.errors import InputError, ModelFolderError, UnsupportedModelError
 from engine.models.rope import inverse_frequencies
 from engine.models.spec import RopeScaling, RopeSpec
@@ -147,6 +148,48 @@ def test_every_kind_of_weight_is_read(kind, tmp_path):
         expected = [dequantize(quantize(p, form), form) if p.ndim > 1 else p.reshape(1, -1) for p in parts]
         axis = 1 if assignment.tensor.role == "vector" else 0
         np.testing.assert_array_equal(rows, np.concatenate(expected, axis=axis))
+
+
+READABLE = sorted({kind.name for kind in quants._type_traits} | {"F16", "F32"})
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_every_quantisation_that_the_package_can_read(name, tmp_path):
+    kind = GGMLQuantizationType[name]
+    block, size = GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(3)
+    columns = 512
+    if name in {"F16", "F32", "BF16"}:
+        raw = random.normal(0, 1, (8, columns)).astype({"F16": np.float16}.get(name, np.float32))
+        raw = quantize(raw, kind) if name == "BF16" else raw
+    else:
+        raw = random.integers(0, 256, (8, columns // block * size)).astype(np.uint8)
+    writer = GGUFWriter(tmp_path / "w.gguf", "llama")
+    writer.add_tensor("a", np.zeros((3, 5), np.float32))
+    writer.add_tensor("w", raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensor = read_gguf(tmp_path / "w.gguf").tensors["w"]
+    assert tensor.shape == (8, columns)
+    with np.errstate(all="ignore"):
+        expected = dequantize(raw, kind)
+    np.testing.assert_array_equal(read_rows(tensor, 0, 8), expected)
+    np.testing.assert_array_equal(read_rows(tensor, 3, 2), expected[3:5])
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q4_0", 4), ("Q4_0", 8), ("Q8_0", 8)])
+def test_whole_numbers_are_not_rounded_a_second_time(kind, bits, tmp_path):
+    source = open_source(write(tmp_path / "toy.gguf", kind=GGMLQuantizationType[kind]))
+    model = finish(quantised_in_memory(source, Conversion(bits=bits)))
+    for assignment in source.assignments:
+        ours = assignment.tensor
+        if ours.role == "vector":
+            continue
+        tensor = model.weights.tensor(ours.name)
+        whole = FORMATS[tensor.format].unpack(tensor.data, tensor.exponent, ours.rows, ours.cols, tensor.group)
+        np.testing.assert_array_equal(whole, source.rows(assignment, 0, ours.rows), err_msg=ours.name)
 
 
 def test_any_slice_of_interleaved_rows(tmp_path):

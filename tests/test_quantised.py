@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from engine.convert.convert import convert, quantised_in_memory
+from engine.convert.quantised import plain_tensors
 from engine.convert.report import inspect
+from engine.convert.safetensors import read_header
 from engine.convert.source import open_source
 from engine.core.quant import FORMATS
 from engine.errors import ModelFolderError, UnsupportedModelError
 from engine.models.store import open_nook
 from engine.progress import finish
 from engine.settings import Conversion
-from tests.factory import cfg, make, weights
+from tests.factory import cfg, make, st_bytes, weights
 
 CONFIG = cfg(hidden_size=128, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2)
 FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
@@ -400,3 +402,18 @@ def test_schemes_that_are_not_read_are_named(settings, named, tmp_path):
     with pytest.raises(UnsupportedModelError, match=named) as caught:
         open_source(folder)
     assert "BF16 or FP16 folder" in str(caught.value)
+
+
+def test_experts_in_blocks_of_four_bit_floats(tmp_path):
+    random = np.random.default_rng(2)
+    codes = random.integers(0, 16, (3, 4, 64))  # experts, rows, columns
+    exponents = random.integers(120, 130, (3, 4, 2)).astype(np.uint8)
+    pairs = (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8).reshape(3, 4, 2, 16)
+    path = tmp_path / "model.safetensors"
+    name = "model.layers.0.mlp.experts.gate_up_proj_blocks"
+    path.write_bytes(st_bytes({name: raw("U8", pairs), name.replace("_blocks", "_scales"): raw("U8", exponents)}))
+    (only,) = plain_tensors(read_header(path), {"quant_method": "mxfp4"}).items()
+    assert (only[0], only[1].shape) == (name, (3, 4, 64))
+    weight = np.array(FP4, np.float32)[codes] * np.repeat(np.exp2(exponents.astype(np.float32) - 127), 32, axis=2)
+    np.testing.assert_array_equal(only[1].rows(0, 12), weight.reshape(12, 64))
+    np.testing.assert_array_equal(only[1].rows(5, 3), weight.reshape(12, 64)[5:8])

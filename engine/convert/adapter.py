@@ -137,7 +137,9 @@ def adapted(tensors: Mapping[str, StoredTensor], folder: Path) -> dict[str, Stor
         plain = name.removeprefix(_PREFIX)
         match = _PART.fullmatch(plain)
         if entry.dtype not in FLOATS:
-            raise UnsupportedModelError(f"{name} ({folder.name}) is stored as {entry.dtype}, which is no plain weight")
+            raise UnsupportedModelError(
+                f"{name[:100]} ({folder.name}) is stored as {entry.dtype}, which is no plain weight"
+            )
         if match:
             parts.setdefault(match[1], {})[match[2]] = entry
         else:

@@ -318,12 +318,12 @@ def _by_index(folder: Path, kind: _Kind) -> Stored:
         lacking = sorted(name for name, where in weight_map.items() if where == file and name not in header)
         if lacking:
             raise ModelFolderError(
-                f"{kind.index} says that {file} holds {lacking[0]}{_and_more(lacking)}, but it does not: "
+                f"{kind.index} says that {file} holds {lacking[0][:100]}{_and_more(lacking)}, but it does not: "
                 "index and weights are of different versions"
             )
         unlisted = sorted(name for name in header if name not in weight_map)
         if unlisted:
-            notices.append(f"{file} holds {unlisted[0]}{_and_more(unlisted)}, which {kind.index} does not list")
+            notices.append(f"{file} holds {unlisted[0][:100]}{_and_more(unlisted)}, which {kind.index} does not list")
     absent = {name: file for name, file in weight_map.items() if file not in there}
     return Stored(entries, absent, tuple(notices))
 
@@ -351,7 +351,7 @@ def _without_index(folder: Path, kind: _Kind, files: list[str]) -> Stored:
 def _add(entries: dict[str, Entry], header: Mapping[str, Entry], file: str) -> None:
     for name, entry in header.items():
         if name in entries:
-            raise ModelFolderError(f"{name} is both in {entries[name].path.name} and in {file}")
+            raise ModelFolderError(f"{name[:100]} is both in {entries[name].path.name} and in {file}")
         entries[name] = entry
 
 

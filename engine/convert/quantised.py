@@ -211,7 +211,7 @@ def plain_tensors(entries: Mapping[str, Entry], settings: Mapping[str, Any]) -> 
             elif entry.dtype in NUMPY_TYPES and not entry.dtype.startswith(("F8", "I8", "U8")):
                 found[name] = _Foreign(entry)
             else:
-                raise _unreadable(f"({name} is stored as {entry.dtype}, without scales that are known)")
+                raise _unreadable(f"({name[:100]} is stored as {entry.dtype}, without scales that are known)")
     order = {name: place for place, name in enumerate(entries)}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], 0)))
 
@@ -276,9 +276,9 @@ class _Gathering:
     def _take(self, name: str, *dtypes: str, sides: int | None = None) -> Entry:
         entry = self._entries.get(name)
         if entry is None:
-            raise ModelFolderError(f"{name} is missing, without which quantised weights mean nothing")
+            raise ModelFolderError(f"{name[:200]} is missing, without which quantised weights mean nothing")
         if dtypes and entry.dtype not in dtypes:
-            raise ModelFolderError(f"{name} is stored as {entry.dtype} instead of {' or '.join(dtypes)}")
+            raise ModelFolderError(f"{name[:200]} is stored as {entry.dtype} instead of {' or '.join(dtypes)}")
         if (sides is not None and len(entry.shape) != sides) or 0 in entry.shape:
             raise _contradiction(name)
         self.used.add(name)
@@ -301,7 +301,7 @@ class _Gathering:
         awq = words.shape[1] != rows
         bits = self._number("bits") or (32 * zeros.shape[1] // rows if zeros else 4)
         if bits not in ({4} if awq else {2, 3, 4, 8}):
-            raise _unreadable(f"with {bits} bits ({stem}.qweight)")
+            raise _unreadable(f"with {bits} bits ({stem[:100]}.qweight)")
         columns = words.shape[0] if awq else words.shape[0] * 32 // bits
         packed_rows = -(-rows * bits // 32)
         if (words.shape[1] != packed_rows if awq else words.shape[0] * 32 % bits) or (
@@ -673,4 +673,4 @@ def _unreadable(how: str) -> UnsupportedModelError:
 
 
 def _contradiction(name: str) -> ModelFolderError:
-    return ModelFolderError(f"{name} contradicts the tensors it belongs to: the model's files are damaged")
+    return ModelFolderError(f"{name[:200]} contradicts the tensors it belongs to: the model's files are damaged")

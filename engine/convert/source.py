@@ -253,7 +253,7 @@ def _open_folder(
         for name in assignment.sources:
             if not tensors[name].kept:
                 raise UnsupportedModelError(
-                    f"{name} is stored as {tensors[name].dtype}, which is no weight; "
+                    f"{name[:100]} is stored as {tensors[name].dtype}, which is no weight; "
                     "get the model's BF16 or FP16 folder"
                 )
     absent = sorted({f"{file} is not there; it holds only layers that are not used" for file in stored.absent.values()})

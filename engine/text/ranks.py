@@ -117,7 +117,10 @@ def tekken_document(files: Files) -> bytes:
     if not isinstance(pattern, str):
         raise _damaged("tekken.json")
     names = {number: f"<SPECIAL_{number}>" for number in range(special)} | dict(enumerate(_TEKKEN_SPECIAL[:special]))
-    for token in values.get("special_tokens") or ():
+    own = values.get("special_tokens") or []
+    if not isinstance(own, list):
+        raise _damaged("tekken.json")
+    for token in own:
         number, content = (token.get("rank"), token.get("token_str")) if isinstance(token, dict) else (None, None)
         if not isinstance(content, str) or not content:
             raise _damaged("tekken.json")
