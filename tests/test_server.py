@@ -142,10 +142,10 @@ def test_a_conversation_beyond_the_context_is_refused_with_numbers(client: Clien
         assert answer.error["code"] == "context_length_exceeded"
         assert "512" in answer.error["message"]
     turns = [{"role": "user", "content": ""}] * 100_000
-    began_s = time.monotonic()
+    began_s = time.process_time()  # the server is in this process; how busy the computer is does not count
     answer = client.post("/v1/chat/completions", {"messages": turns})
     assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
-    assert time.monotonic() - began_s < 5
+    assert time.process_time() - began_s < 5
 
 
 def test_a_seed_repeats_and_choices_differ(client: Client) -> None:
