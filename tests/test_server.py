@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from engine import api
-from engine.errors import InputError, ResourceError
+from engine.errors import BusyError, InputError, ResourceError
 from engine.server.hub import named_models
 from engine.settings import EngineSettings, Sampling
 from tests import factory
 from tests.fakes import END, saying, toy
-from tests.serving import Client, eventually, request_bytes, serving, speaking, status_of
+from tests.serving import Client, ToyEngine, eventually, request_bytes, serving, speaking, status_of
 
 WEATHER = {
     "type": "function",
@@ -646,6 +646,33 @@ def test_the_right_key_opens_and_health_needs_none(keyed: Client, caplog: pytest
             assert status_of(keyed.raw(request)) == 200
     assert KEY not in caplog.text
     assert "seen" not in caplog.text
+
+
+def test_the_engine_is_told_who_asks_but_not_the_key() -> None:
+    asked: list[str] = []
+
+    class Listening(ToyEngine):
+        def submit(self, request: api.Request, sink: api.Sink) -> None:
+            asked.append(request.client)
+            super().submit(request, sink)
+
+    with serving(engine=Listening, api_key=("secret-a", "secret-b")) as running:
+        for key in ("secret-a", "secret-b", "secret-a"):
+            running.key = key
+            assert running.chat(max_tokens=1).status == 200
+    assert asked[0] == asked[2] != asked[1]
+    assert not any("secret" in client for client in asked)
+
+
+def test_an_engine_with_limits_of_its_own_sends_away_with_a_time() -> None:
+    class Busy(ToyEngine):
+        def submit(self, request: api.Request, sink: api.Sink) -> None:
+            sink(api.Failed(request.id, "too much is on its way", BusyError.__name__, retry_s=6.2))
+
+    for stream in (False, True):
+        with serving(engine=Busy) as running:
+            answer = running.chat(stream=stream)
+        assert (answer.status, answer.headers["retry-after"]) == (429, "7")
 
 
 def test_a_header_without_end_is_refused(client: Client) -> None:

@@ -8,7 +8,9 @@ import json
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -215,6 +217,7 @@ class _Endpoints:
             engine, info = await gone.unless(stack.enter_async_context(self._hub.use(served, count)))
             texts = (await echoes(engine),) if echoes is not None else ()
             requests, choices = prepared(info, *texts)
+            requests = [replace(one, client=_client(request)) for one in requests]
             answers = await stack.enter_async_context(Answers(engine, requests, gone.wait, self._hub.closing))
             if not body.stream:
                 value = await whole(answers, choices, frame)
@@ -469,6 +472,12 @@ def _requests(  # noqa: PLR0917 - what the two endpoints differ in
         )
         for index, prompt in enumerate(prompts)
     ]
+
+
+def _client(request: Request) -> str:
+    """Who asks, so that the engine can let clients take turns: an address and a key that cannot be read off it."""
+    key = request.headers.get("authorization", "").encode()
+    return f"{request.client.host if request.client else 'here'}/{sha256(key).hexdigest()[:12]}"
 
 
 def _bias(body: GenerationRequest) -> tuple[tuple[int, float], ...]:

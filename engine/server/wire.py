@@ -8,6 +8,7 @@ it is short and harmless.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -90,6 +91,8 @@ def api_error(failed: Failed, prompt: str) -> ApiError:
     match failed.kind:
         case "ContextOverflowError":
             return ApiError(400, failed.message, param=prompt, code="context_length_exceeded")
+        case "BusyError":
+            return ApiError(429, failed.message, code="queue_full", retry_s=max(1, math.ceil(failed.retry_s)))
         case "InternalError":
             return ApiError(500, failed.message)
         case "ResourceError" | "OutOfSpaceError" | "Cancelled":
