@@ -25,8 +25,8 @@ def recipe(
     """The format of every tensor.
 
     Matrices get the bits asked for. Embedding and head are never below int8:
-    a few per cent of the size, and most of the error of rare tokens. Norms and
-    biases stay float32. What the source has in int4 already stays as it is,
+    a few per cent of the size, and most of the error of rare tokens. Routers of
+    experts stay as they are, norms and biases float32. What the source has in int4 already stays as it is,
     wherever it is. Then the exceptions, the last match wins.
 
     kept: our tensor -> the format that holds the source's values exactly
@@ -39,7 +39,7 @@ def recipe(
     for tensor in spec.tensors():
         if tensor.role == "vector":
             formats[tensor.name] = (VECTOR, 0)
-        elif conversion.bits == 16:
+        elif conversion.bits == 16 or tensor.role == "router":
             formats[tensor.name] = (kept[tensor.name], 0)
         else:
             levels, group = codings.get(tensor.name, ("", 0))

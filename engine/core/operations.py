@@ -31,6 +31,7 @@ __all__ = [
     "Norm",
     "Opcode",
     "Program",
+    "Routing",
     "RowSet",
     "WeightKind",
     "float_bits",
@@ -62,6 +63,10 @@ class Opcode(IntEnum):
     PREPARE = 10
     RESIDUAL = 11
     SOFTCAP = 12
+    ROUTE = 13
+    DISPATCH = 14
+    EXPERTS = 15
+    COMBINE = 16
 
 
 class WeightKind(IntEnum):
@@ -79,6 +84,10 @@ class RowSet(IntEnum):
 
     TOKENS = 0
     WANTED = 1
+    ROUTED = 2
+    """Pairs of a token and an expert chosen for it, by expert."""
+    GATHERED = 3
+    """The same, from a buffer with a row for each token."""
 
 
 class Activation(IntEnum):
@@ -88,6 +97,15 @@ class Activation(IntEnum):
     GELU_TANH = 1
     GELU = 2
     RELU2 = 3
+    SWIGLU_CLAMPED = 4
+
+
+class Routing(IntEnum):
+    """How a router's logits become weights of experts."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
+    CHOSEN = 2
 
 
 class Norm(IntEnum):
@@ -102,6 +120,7 @@ _WEIGHTS = ("kind", "panels", "meta", "blocks", "columns", "group", "factor")
 # Where activations go or come from: int8 with scale and sum per group, or float32 when group is 0.
 _ACTIVATIONS = ("x_group", "x_codes", "x_stride", "x_scales", "x_sums", "x_scale_stride", "x_columns")
 
+_MATMUL = (*_ACTIVATIONS, "rows", *_WEIGHTS, "bias", "out", "out_stride", "add")
 _NORM = ("norm", "weight", "bias", "epsilon")
 
 FIELDS: Final[dict[Opcode, tuple[str, ...]]] = {
@@ -110,7 +129,7 @@ FIELDS: Final[dict[Opcode, tuple[str, ...]]] = {
     Opcode.NORM: (*_ACTIVATIONS, "rows", "source", "source_stride", "width", *_NORM),
     Opcode.QUANTISE: (*_ACTIVATIONS, "rows", "source", "source_stride", "width"),
     Opcode.ACTIVATE: (*_ACTIVATIONS, "rows", "source", "source_stride", "width", "function", "gated"),
-    Opcode.MATMUL: (*_ACTIVATIONS, "rows", *_WEIGHTS, "bias", "out", "out_stride", "add"),
+    Opcode.MATMUL: _MATMUL,
     Opcode.ROTATE: (
         "source",
         "source_stride",
@@ -172,6 +191,39 @@ FIELDS: Final[dict[Opcode, tuple[str, ...]]] = {
     ),
     Opcode.RESIDUAL: ("source", "source_stride", "width", *_NORM, "out", "out_stride"),
     Opcode.SOFTCAP: ("source", "source_stride", "width", "size"),
+    Opcode.ROUTE: (
+        "source",
+        "source_stride",
+        "count",
+        "chosen",
+        "routing",
+        "normalised",
+        "scale",
+        "groups",
+        "chosen_groups",
+        "two_of_group",
+        "correction",
+        "experts",
+        "weights",
+    ),
+    Opcode.DISPATCH: ("count", "chosen", "experts", "places", "firsts"),
+    # The fields of MATMUL, of the first expert; how far apart experts are, and where the pairs of each begin.
+    Opcode.EXPERTS: (*_MATMUL, "count", "firsts", "panels_step", "meta_step", "bias_step"),
+    Opcode.COMBINE: (
+        "source",
+        "source_stride",
+        "width",
+        "chosen",
+        "weights",
+        "places",
+        "shared",
+        "shared_stride",
+        "shared_gate",
+        "shared_gate_stride",
+        "scale",
+        "out",
+        "out_stride",
+    ),
 }
 
 STATE: Final = (
@@ -185,6 +237,8 @@ STATE: Final = (
     "token_tables",
     "scratch",
     "scratch_bytes",
+    "routed",
+    "routed_tokens",
 )
 """Words of the step's state: counts and addresses.
 
@@ -192,6 +246,7 @@ ids, positions  int32 (tokens,)
 wanted_rows     int32 (wanted,)        rows whose logits are computed
 segment_table   int64 (segments, 4)    first row, rows, first position, address of the int32 page table
 token_tables    int64 (tokens,)        address of the int32 page table of the token's sequence
+routed_tokens   int32 (routed,)        token of each pair of a token and an expert, by expert
 scratch         scratch_bytes of working memory for each thread, one after the other
 """
 

@@ -24,7 +24,7 @@ _LAYER = re.compile(r"(^|\.)(?:layers|h|blocks)\.(\d+)\.")
 class Assignment:
     """One tensor of ours and the parts of theirs that fill it, stacked in this order.
 
-    A single part may hold all that is stacked in ours.
+    A single part may hold several of those that are stacked in ours.
     """
 
     tensor: TensorSpec
@@ -37,9 +37,9 @@ class Assignment:
 
     def spans(self) -> list[tuple[Part, int, int]]:
         """(part, first row, end row) in ours; entries instead of rows in a vector."""
-        sizes = self.tensor.parts if len(self.parts) == len(self.tensor.parts) else (sum(self.tensor.parts),)
-        ends = list(accumulate(sizes))
-        return list(zip(self.parts, [0, *ends], ends, strict=False))
+        together = len(self.tensor.parts) // len(self.parts)
+        ends = list(accumulate(self.tensor.parts))[together - 1 :: together]
+        return list(zip(self.parts, [0, *ends[:-1]], ends, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def assign(blueprint: Blueprint, shapes: Mapping[str, Sequence[int]]) -> Assignm
     spec = blueprint.spec
     body, head = _spelling(blueprint, shapes)
     tensors = tuple(
-        Assignment(tensor, tuple(part.under(body, head) for part in _parts(blueprint.names, tensor.name)))
+        Assignment(tensor, tuple(part.under(body, head).among(shapes) for part in _parts(blueprint, tensor.name)))
         for tensor in spec.tensors()
     )
     stored_head = [part.under(body, head).name for part in blueprint.names.get("head", ())]
@@ -120,12 +120,14 @@ def _spelling(blueprint: Blueprint, shapes: Mapping[str, Sequence[int]]) -> tupl
     return blueprint.spellings[0]
 
 
-def _parts(names: Names, name: str) -> tuple[Part, ...]:
+def _parts(blueprint: Blueprint, name: str) -> tuple[Part, ...]:
     number = re.match(r"layers\.(\d+)\.", name)
     if number is None:
-        return names[name]
-    pattern = "layers.{n}." + name[number.end() :]
-    return tuple(replace(part, name=part.name.replace("{n}", number[1])) for part in names[pattern])
+        return blueprint.names[name]
+    parts = blueprint.names["layers.{n}." + name[number.end() :]]
+    experts = blueprint.spec.layers[int(number[1])].feed_forward.experts
+    count = experts.count if experts is not None and ".experts." in name else 1
+    return tuple(part.at(number[1], expert, count) for expert in range(count) for part in parts)
 
 
 def _check_shapes(assignment: Assignment, shapes: Mapping[str, Sequence[int]]) -> None:

@@ -75,10 +75,8 @@ _FAMILIES: dict[str, _Family] = {}
 
 # What an architecture needs that is not there, by a part of its name; the first that fits is said.
 _MISSING = {
-    "Moe": "routed experts",
-    "MoE": "routed experts",
-    "Mixtral": "routed experts",
-    "GptOss": "routed experts",
+    "Moe": "routed experts of a kind that is not known",
+    "MoE": "routed experts of a kind that is not known",
     "Deepseek": "latent attention and routed experts",
     "MiniCPM3": "latent attention",
     "Mamba": "state space layers",

@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from engine.core.operations import (
     KV_INT8,
     PAGE_TOKENS,
     PARTIAL_HEAD,
+    ROW_WORDS,
     STATE,
     STATE_WORDS,
     TILE_ROWS,
@@ -30,6 +31,7 @@ from engine.core.operations import (
     Norm,
     Opcode,
     Program,
+    Routing,
     RowSet,
     WeightKind,
 )
@@ -39,7 +41,7 @@ from engine.core.team import Team
 from engine.errors import UnsupportedModelError
 from engine.models.batch import Batch
 from engine.models.rope import inverse_frequencies, logarithm, power
-from engine.models.spec import AttentionSpec, LayerSpec, ModelSpec, QueryGrowth, RopeSpec
+from engine.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, QueryGrowth, RopeSpec
 from engine.models.weights import Tensor, Weights
 from engine.settings import KvDtype
 
@@ -57,10 +59,46 @@ _ACTIVATIONS = {
     "gelu": Activation.GELU,
     "gelu_tanh": Activation.GELU_TANH,
     "relu2": Activation.RELU2,
+    "swiglu_clamped": Activation.SWIGLU_CLAMPED,
 }
+_ROUTINGS = {"softmax": Routing.SOFTMAX, "sigmoid": Routing.SIGMOID, "chosen": Routing.CHOSEN}
 _NORMS = {"rms": Norm.RMS, "layer": Norm.LAYER}
 _RUN_NORMS = {"width": Norm.RMS, "each": Norm.LAYER}
 """Norms of queries and keys that are not of every head alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Memory for the inputs of products: rows for all of the batch, as wide as the widest."""
+
+    codes: int
+    scales: int
+    sums: int
+    row_bytes: int
+    scale_row_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """Memory of layers with experts, for pairs of a token and an expert chosen for it; addresses, and buffers.
+
+    normed (tokens, hidden); logits, of routers, and gates of shared blocks; experts, weights, places
+    (tokens, chosen); firsts (experts + 1,); tokens (pairs,); wide (pairs, gates and ups); out (pairs,
+    hidden); shared (tokens, hidden); room: inputs of the pairs' products.
+    """
+
+    normed: NDArray[np.float32]
+    logits: NDArray[np.float32]
+    gates: NDArray[np.float32]
+    experts: int
+    weights: int
+    places: int
+    firsts: int
+    tokens: int
+    wide: NDArray[np.float32]
+    out: NDArray[np.float32]
+    shared: NDArray[np.float32]
+    room: _Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +153,8 @@ def check_shapes(spec: ModelSpec) -> None:
     for layer in spec.layers:
         sizes["head_dim"] = layer.attention.head_dim
         sizes["intermediate size"] = layer.feed_forward.intermediate
+        if layer.feed_forward.experts is not None and layer.feed_forward.experts.shared is not None:
+            sizes["intermediate size of the shared expert"] = layer.feed_forward.experts.shared
         for name, size in sizes.items():
             if size % 16:
                 message = f"{spec.family} with {name} = {size} is not supported; multiples of 16 are"
@@ -126,7 +166,7 @@ def check_shapes(spec: ModelSpec) -> None:
 
 def scratch_bytes(spec: ModelSpec) -> int:
     """Working memory of one thread, a multiple of 64."""
-    inputs = [layer.feed_forward.intermediate for layer in spec.layers]
+    inputs = [layer.feed_forward.widest for layer in spec.layers]
     inputs += [layer.attention.heads * layer.attention.head_dim for layer in spec.layers]
     widest = max(spec.hidden, *inputs)
     most = 16 * (widest + 256) + 4096  # a block of weights as int8 and what goes with it; a row of floats is less
@@ -135,6 +175,9 @@ def scratch_bytes(spec: ModelSpec) -> int:
         rows = max(TILE_ROWS, attention.heads // attention.kv_heads)
         part = 4 * (PARTIAL_HEAD + attention.head_dim)
         most = max(most, 512 + rows * (4 + 4 * attention.head_dim + 128 + 6 * CHUNK_TOKENS + 2 * part))
+    counts = [layer.feed_forward.experts.count for layer in spec.layers if layer.feed_forward.experts is not None]
+    if counts:
+        most += 8 * ROW_WORDS + 12 * max(counts) + 256  # the row of one expert's product; a router's numbers
     return -(-most // 4096) * 4096
 
 
@@ -196,9 +239,14 @@ class Decoder:
         self._run: Callable[[NDArray[np.int64], NDArray[np.int64]], bool] = team.run
         self._padded_vocab = -(-spec.vocab_size // 16) * 16
         self._logits = self._floats(max_wanted, self._padded_vocab)
+        counts = {layer.feed_forward.experts.chosen for layer in spec.layers if layer.feed_forward.experts is not None}
+        if len(counts) > 1:
+            raise UnsupportedModelError(f"{spec.family} with other numbers of chosen experts in other layers")
+        self._chosen = counts.pop() if counts else 0
         self._program = self._lowered().table()
         self._state = np.zeros(STATE_WORDS, np.int64)
         words = {name: index for index, name in enumerate(STATE)}
+        self._state[words["routed_tokens"]] = self._routed.tokens if self._chosen else 0
         bytes_per_thread = scratch_bytes(spec)
         self._state[words["scratch"]] = self._room(bytes_per_thread * team.members).ctypes.data
         self._state[words["scratch_bytes"]] = bytes_per_thread
@@ -236,6 +284,7 @@ class Decoder:
         state, words = self._state, self._words
         for name, array in arrays.items():
             state[words[name]] = array.ctypes.data
+        state[words["routed"]] = tokens * self._chosen
         state[words["tokens"]], state[words["wanted"]], state[words["segments"]] = tokens, wanted, len(starts)
         self._run(self._program, state)
         return self._logits[:wanted, : self.spec.vocab_size]
@@ -328,7 +377,7 @@ class Decoder:
         widest = max(
             max(
                 (a := layer.attention).head_dim * (a.heads + 2 * a.kv_heads),
-                (2 if layer.feed_forward.gated else 1) * layer.feed_forward.intermediate,
+                (2 if layer.feed_forward.gated else 1) * layer.feed_forward.widest,
             )
             for layer in spec.layers
         )
@@ -336,7 +385,11 @@ class Decoder:
         self._attended = self._floats(
             self.max_tokens, max(layer.attention.heads * layer.attention.head_dim for layer in spec.layers)
         )
-        self._activations = self._activation_rooms()
+        inputs = [layer.feed_forward.widest for layer in spec.layers]
+        inputs += [layer.attention.heads * layer.attention.head_dim for layer in spec.layers]
+        self._activations = self._activation_room(self.max_tokens, max(spec.hidden, *inputs))
+        if self._chosen:
+            self._routed = self._routed_rooms()
         # What a block computes, where it is not added to x at once.
         self._branch = self._x
         if any(layer.parallel or layer.norms != "pre" for layer in spec.layers):
@@ -398,22 +451,20 @@ class Decoder:
             places[rope] = int(out.ctypes.data)
         return places
 
-    def _activation_rooms(self) -> tuple[int, int, int, int, int]:
-        """Memory for the widest input of any product: (codes, scales, sums, row bytes, scale row bytes)."""
-        inputs = [layer.feed_forward.intermediate for layer in self.spec.layers]
-        inputs += [layer.attention.heads * layer.attention.head_dim for layer in self.spec.layers]
-        columns = -(-max(self.spec.hidden, *inputs) // 256) * 256
+    def _activation_room(self, rows: int, widest: int) -> _Room:
+        """Memory for inputs of up to `widest` columns."""
+        columns = -(-widest // 256) * 256
         groups = columns // 16
-        codes = self._floats(self.max_tokens, columns)
-        scales, sums = self._floats(self.max_tokens, groups), self._floats(self.max_tokens, groups)
-        return codes.ctypes.data, scales.ctypes.data, sums.ctypes.data, 4 * columns, 4 * groups
+        codes = self._floats(rows, columns)
+        scales, sums = self._floats(rows, groups), self._floats(rows, groups)
+        return _Room(codes.ctypes.data, scales.ctypes.data, sums.ctypes.data, 4 * columns, 4 * groups)
 
-    def _input_of(self, tensor: Tensor) -> _Activations:
-        codes, scales, sums, row_bytes, scale_row_bytes = self._activations
+    def _input_of(self, tensor: Tensor, room: _Room | None = None) -> _Activations:
+        room = room or self._activations
         columns = FORMATS[tensor.format].layout(tensor.rows, tensor.cols, tensor.group).padded_cols
         # One cache line more than the columns: rows a power of two apart would share a few lines of the cache.
-        stride = columns + 64 if tensor.group else row_bytes
-        return _Activations(tensor.group, codes, stride, scales, sums, scale_row_bytes, columns)
+        stride = columns + 64 if tensor.group else room.row_bytes
+        return _Activations(tensor.group, room.codes, stride, room.scales, room.sums, room.scale_row_bytes, columns)
 
     def _norm_fields(self, name: str) -> dict[str, int | float]:
         spec = self.spec
@@ -442,11 +493,19 @@ class Decoder:
         else:
             self._lower_quantise(program, self._x, self.spec.hidden, consumer)
 
-    def _lower_quantise(self, program: Program, source: NDArray[np.float32], width: int, consumer: Tensor) -> None:
+    def _lower_quantise(  # noqa: PLR0917 - from where, how much, for whom, to where
+        self,
+        program: Program,
+        source: NDArray[np.float32],
+        width: int,
+        consumer: Tensor,
+        rows: RowSet = RowSet.TOKENS,
+        room: _Room | None = None,
+    ) -> None:
         program.add(
             Opcode.QUANTISE,
-            **self._input_of(consumer).fields(),
-            rows=int(RowSet.TOKENS),
+            **self._input_of(consumer, room).fields(),
+            rows=int(rows),
             source=source.ctypes.data,
             source_stride=source.strides[0],
             width=width,
@@ -651,26 +710,181 @@ class Decoder:
 
     def _lower_feed_forward(self, program: Program, number: int, layer: LayerSpec) -> None:
         prefix, block = f"layers.{number}.feed_forward", layer.feed_forward
-        first = f"{prefix}.gate_up" if block.gated else f"{prefix}.up"
-        up, down = self._tensor(first), self._tensor(f"{prefix}.down")
+        if block.experts is not None:
+            self._lower_experts(program, prefix, layer, block.experts)
+            return
+        name = f"{prefix}.gate_up" if block.gated else f"{prefix}.up"
         norm = f"layers.{number}.attention.norm" if layer.shared_norm else f"{prefix}.norm"
-        self._lower_input(program, norm, layer.norms, up)
-        self._lower_product(program, up, self._wide, bias=f"{first}.bias" if block.bias else None)
-        program.add(
-            Opcode.ACTIVATE,
-            **self._input_of(down).fields(),
-            rows=int(RowSet.TOKENS),
-            source=self._wide.ctypes.data,
-            source_stride=self._wide.strides[0],
-            width=block.intermediate,
-            function=int(_ACTIVATIONS[block.activation]),
-            gated=int(block.gated),
-        )
-        bias = f"{prefix}.down.bias" if block.bias else None
+        self._lower_input(program, norm, layer.norms, self._tensor(name))
         # In parallel blocks the branch holds what attention gave.
         out, add = (self._x, True) if layer.norms == "pre" and not layer.parallel else (self._branch, layer.parallel)
-        self._lower_product(program, down, out, bias=bias, add=add, scale=layer.residual_scale)
+        self._lower_block(program, name, f"{prefix}.down", block, out, add=add, scale=layer.residual_scale)
         if layer.parallel:
             self._lower_residual(program)
         elif layer.norms != "pre":
             self._lower_residual(program, self._norm_fields(f"{prefix}.post_norm"))
+
+    def _lower_block(
+        self,
+        program: Program,
+        first: str,
+        second: str,
+        block: FeedForwardSpec,
+        out: NDArray[np.float32],
+        *,
+        add: bool,
+        scale: float = 1.0,
+    ) -> None:
+        """Both products of a feed-forward block and what lies between, on inputs that are there already."""
+        up, down = self._tensor(first), self._tensor(second)
+        self._lower_product(program, up, self._wide, bias=f"{first}.bias" if block.bias else None)
+        self._lower_activation(program, block, self._wide, down.cols, self._input_of(down), RowSet.TOKENS)
+        self._lower_product(program, down, out, bias=f"{second}.bias" if block.bias else None, add=add, scale=scale)
+
+    def _lower_activation(
+        self,
+        program: Program,
+        block: FeedForwardSpec,
+        source: NDArray[np.float32],
+        width: int,
+        activations: _Activations,
+        rows: RowSet,
+    ) -> None:
+        program.add(
+            Opcode.ACTIVATE,
+            **activations.fields(),
+            rows=int(rows),
+            source=source.ctypes.data,
+            source_stride=source.strides[0],
+            width=width,
+            function=int(_ACTIVATIONS[block.activation]),
+            gated=int(block.gated),
+        )
+
+    def _routed_rooms(self) -> _Routed:
+        spec, tokens = self.spec, self.max_tokens
+        pairs = tokens * self._chosen
+        blocks = [layer.feed_forward for layer in spec.layers if layer.feed_forward.experts is not None]
+        count = max(block.experts.count for block in blocks if block.experts is not None)
+        widest = max(block.intermediate for block in blocks)
+
+        def numbers(size: int) -> int:
+            return int(self._floats(1, size).ctypes.data)
+
+        return _Routed(
+            normed=self._floats(tokens, spec.hidden),
+            logits=self._floats(tokens, -(-count // 16) * 16),
+            gates=self._floats(tokens, 16),
+            experts=numbers(pairs),
+            weights=numbers(pairs),
+            places=numbers(pairs),
+            firsts=numbers(count + 1),
+            tokens=numbers(pairs),
+            wide=self._floats(pairs, -(-2 * widest // 16) * 16),
+            out=self._floats(pairs, spec.hidden),
+            shared=self._floats(tokens, spec.hidden),
+            room=self._activation_room(pairs, max(spec.hidden, widest)),
+        )
+
+    def _lower_experts(self, program: Program, prefix: str, layer: LayerSpec, experts: ExpertsSpec) -> None:
+        """The norm as floats; the router's choice; pairs by expert; their products; the sum by weight."""
+        if layer.norms != "pre" or layer.parallel:
+            raise UnsupportedModelError(f"{self.spec.family}: experts go with norms of what they get only")
+        block, memory, hidden = layer.feed_forward, self._routed, self.spec.hidden
+        normed = _Activations(0, memory.normed.ctypes.data, memory.normed.strides[0], 0, 0, 0, hidden)
+        program.add(
+            Opcode.NORM,
+            **normed.fields(),
+            rows=int(RowSet.TOKENS),
+            source=self._x.ctypes.data,
+            source_stride=self._x.strides[0],
+            width=hidden,
+            **self._norm_fields(f"{prefix}.norm"),
+        )
+        router = self._tensor(f"{prefix}.router")
+        self._lower_quantise(program, memory.normed, hidden, router)
+        bias = f"{prefix}.router.bias" if experts.router_bias else None
+        self._lower_product(program, router, memory.logits, bias=bias)
+        padded = -(-experts.count // 16) * 16
+        program.add(
+            Opcode.ROUTE,
+            source=memory.logits.ctypes.data,
+            source_stride=memory.logits.strides[0],
+            count=experts.count,
+            chosen=experts.chosen,
+            routing=int(_ROUTINGS[experts.routing]),
+            normalised=int(experts.normalised),
+            scale=float(experts.scale),
+            groups=experts.groups,
+            chosen_groups=experts.chosen_groups,
+            two_of_group=int(experts.group_by == "two"),
+            correction=self._vector(f"{prefix}.router.correction", padded) if experts.correction else 0,
+            experts=memory.experts,
+            weights=memory.weights,
+        )
+        program.add(
+            Opcode.DISPATCH,
+            count=experts.count,
+            chosen=experts.chosen,
+            experts=memory.experts,
+            places=memory.places,
+            firsts=memory.firsts,
+        )
+        gate_up, down = self._tensor(f"{prefix}.experts.gate_up"), self._tensor(f"{prefix}.experts.down")
+        self._lower_quantise(program, memory.normed, hidden, gate_up, RowSet.GATHERED, memory.room)
+        self._lower_pairs(program, gate_up, memory.wide, block, experts)
+        inputs = self._input_of(down, memory.room)
+        self._lower_activation(program, block, memory.wide, block.intermediate, inputs, RowSet.ROUTED)
+        self._lower_pairs(program, down, memory.out, block, experts)
+        if experts.shared is not None:
+            first, second = f"{prefix}.shared.gate_up", f"{prefix}.shared.down"
+            self._lower_quantise(program, memory.normed, hidden, self._tensor(first))
+            self._lower_block(program, first, second, replace(block, bias=False), memory.shared, add=False)
+        if experts.shared_gate:
+            gate = self._tensor(f"{prefix}.shared.gate")
+            self._lower_quantise(program, memory.normed, hidden, gate)
+            self._lower_product(program, gate, memory.gates)
+        program.add(
+            Opcode.COMBINE,
+            source=memory.out.ctypes.data,
+            source_stride=memory.out.strides[0],
+            width=hidden,
+            chosen=experts.chosen,
+            weights=memory.weights,
+            places=memory.places,
+            shared=memory.shared.ctypes.data if experts.shared is not None else 0,
+            shared_stride=memory.shared.strides[0],
+            shared_gate=memory.gates.ctypes.data if experts.shared_gate else 0,
+            shared_gate_stride=memory.gates.strides[0],
+            scale=float(layer.residual_scale),
+            out=self._x.ctypes.data,
+            out_stride=self._x.strides[0],
+        )
+
+    def _lower_pairs(
+        self,
+        program: Program,
+        tensor: Tensor,
+        out: NDArray[np.float32],
+        block: FeedForwardSpec,
+        experts: ExpertsSpec,
+    ) -> None:
+        """A product of each pair with its expert's part of a stacked tensor."""
+        layout = FORMATS[tensor.format].layout(tensor.rows, tensor.cols, tensor.group)
+        sizes = {part.name: part.bytes // experts.count for part in layout.parts}
+        rows = tensor.rows // experts.count
+        program.add(
+            Opcode.EXPERTS,
+            **self._input_of(tensor, self._routed.room).fields(),
+            rows=int(RowSet.ROUTED),
+            **self._weight_fields(tensor) | {"blocks": rows // 16},
+            bias=self._vector(f"{tensor.name}.bias") if block.bias else 0,
+            out=out.ctypes.data,
+            out_stride=out.strides[0],
+            add=0,
+            count=experts.count,
+            firsts=self._routed.firsts,
+            panels_step=sizes.get("codes", sizes.get("values", 0)),
+            meta_step=sizes.get("meta", 0),
+            bias_step=4 * rows,
+        )

@@ -230,6 +230,16 @@ class HfConfig:
             raise ModelFolderError(f"{key} = {shown(value)} ({self.where}) is not a list of numbers above 0")
         return tuple(float(entry) for entry in value)
 
+    def whole_numbers(self, key: str) -> tuple[int, ...] | None:
+        """A list of whole numbers from 0 on, or None when null or absent."""
+        key = self.spelt(key)
+        value = self._take(key)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise ModelFolderError(f"{key} = {shown(value)} ({self.where}) is not a list of whole numbers")
+        return tuple(self._whole(key, entry, 0) for entry in value)
+
     def switches(self, key: str) -> tuple[bool, ...] | None:
         """A list of 0 and 1, or of true and false, or None when null or absent."""
         key = self.spelt(key)

@@ -144,13 +144,24 @@ def working_bytes(
 ) -> int:
     """Activations of a step, partial results, logits and scratch of every thread: nearly what the decoder allocates."""
     attentions = [layer.attention for layer in spec.layers]
-    intermediate = max(layer.feed_forward.intermediate for layer in spec.layers)
+    blocks = [layer.feed_forward for layer in spec.layers]
+    intermediate = max(block.widest for block in blocks)
     attended = max(attention.heads * attention.head_dim for attention in attentions)
     stacked = max(attention.head_dim * (attention.heads + 2 * attention.kv_heads) for attention in attentions)
     inputs = max(spec.hidden, attended, intermediate)
     # The residual and a block's output beside it, stacked outputs, attended heads, queries, and a product's input with
     # its scales and sums.
     floats = 2 * spec.hidden + max(stacked, 2 * intermediate) + 2 * attended + inputs + (attended + 2 * inputs) // 16
+    # For each pair of a token and an expert: gates and ups, an output, and an input.
+    floats += max(
+        (
+            block.experts.chosen
+            * (2 * block.intermediate + spec.hidden + max(spec.hidden, block.intermediate) * 9 // 8)
+            for block in blocks
+            if block.experts is not None
+        ),
+        default=0,
+    )
     partial = max(attention.heads * (attention.head_dim + 16) for attention in attentions)
     floats_of_sequences = sequences * partial * -(-context // CHUNK_TOKENS) + (sequences + guesses) * spec.vocab_size
     return 4 * (batch_tokens * floats + floats_of_sequences) + threads * scratch_bytes(spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -25,13 +25,16 @@ class RowReader(Protocol):
 class Part:
     """Rows of one of their tensors, or entries of a vector; all of them where nothing else is said.
 
-    name: with {n} for the layer's number; `model.` and `lm_head` at its beginning
-        are spelt as the files spell them.
+    name: with {n} for the layer's number and {e} for the expert's; `model.` and
+        `lm_head` at its beginning are spelt as the files spell them.
     every, offset, take: theirs come in runs of `every`, of which `take` from `offset` on are meant.
     transposed: stored as (columns, rows).
     plus: what their numbers lack (norm weights that are stored less 1).
     unit: every row is divided by its length.
     flat: a vector that is stored as a matrix of so many rows.
+    stacked: the tensor holds all experts, one after the other.
+    otherwise: what is meant in files without a tensor of this name.
+    of, begin: of a stacked tensor: how many experts it holds, and the first row of the one that is meant.
     """
 
     name: str
@@ -42,12 +45,37 @@ class Part:
     plus: float = 0.0
     unit: bool = False
     flat: int = 0
+    stacked: bool = False
+    otherwise: Part | None = None
+    of: int = 0
+    begin: int = 0
 
     def under(self, body: str, head: str) -> Part:
         """The same where files write `body` for `model.`, and `head` before `lm_head`."""
-        if self.name.startswith("model."):
-            return replace(self, name=body + self.name.removeprefix("model."))
-        return replace(self, name=head + self.name) if self.name.startswith("lm_head") else self
+        name = self.name
+        if name.startswith("model."):
+            name = body + name.removeprefix("model.")
+        elif name.startswith("lm_head"):
+            name = head + name
+        return replace(self, name=name, otherwise=self.otherwise and self.otherwise.under(body, head))
+
+    def at(self, layer: str, expert: int, experts: int) -> Part:
+        """The same of one layer, and of one of its experts."""
+        return replace(
+            self,
+            name=self.name.replace("{n}", layer).replace("{e}", str(expert)),
+            otherwise=self.otherwise and self.otherwise.at(layer, expert, experts),
+            begin=expert if self.stacked else 0,
+            of=experts if self.stacked else 0,
+        )
+
+    def among(self, shapes: Mapping[str, Sequence[int]]) -> Part:
+        """The part as it lies in files with tensors of these shapes, or what stands for it there."""
+        if self.otherwise is not None and self.name not in shapes:
+            return self.otherwise.among(shapes)
+        shape = shapes.get(self.name, ())
+        rows = shape[1] if len(shape) == 3 else 1  # noqa: PLR2004 - an expert's vector is one row
+        return replace(self, otherwise=None, begin=self.begin * rows)
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """What theirs must be for this to be (rows, columns), or (entries,) of ours."""
@@ -55,7 +83,9 @@ class Part:
             return self.flat, ours[0] // self.flat
         rows = ours[0] // self.take * self.every if self.every else ours[0]
         theirs = (rows, *ours[1:])
-        return theirs[::-1] if self.transposed else theirs
+        if self.transposed:
+            theirs = theirs[::-1]
+        return (self.of, *theirs) if self.of else theirs
 
     @property
     def is_rows(self) -> bool:
@@ -65,15 +95,15 @@ class Part:
     def span(self, first: int, count: int) -> tuple[int, int, NDArray[np.int64] | slice]:
         """(first of theirs, how many of them, which of those) for rows first .. first + count of ours."""
         if not self.every:
-            return first, count, slice(None)
+            return self.begin + first, count, slice(None)
         wanted = self._theirs(first, count)
         begin = int(wanted[0])
-        return begin, int(wanted[-1]) + 1 - begin, wanted - begin
+        return self.begin + begin, int(wanted[-1]) + 1 - begin, wanted - begin
 
     def read(self, reader: RowReader, first: int, count: int, columns: int) -> Rows:
         """Float32 (count, columns): rows first .. first + count of ours."""
         if self.transposed:
-            return reader.rows(self.name, 0, columns).T[self._theirs(first, count)]
+            return reader.rows(self.name, self.begin, columns).T[self._theirs(first, count)]
         begin, length, wanted = self.span(first, count)
         rows = reader.rows(self.name, begin, length)[wanted]
         if self.unit:
@@ -84,7 +114,7 @@ class Part:
 
     def vector(self, reader: RowReader, count: int) -> Rows:
         """Float32 (count,): all entries of ours."""
-        values: Rows = reader.rows(self.name, 0, self.flat or 1).reshape(-1)[self._theirs(0, count)]
+        values: Rows = reader.rows(self.name, self.begin, self.flat or 1).reshape(-1)[self._theirs(0, count)]
         return values + np.float32(self.plus) if self.plus else values
 
     def _theirs(self, first: int, count: int) -> NDArray[np.int64]:

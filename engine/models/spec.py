@@ -19,6 +19,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 __all__ = [
     "Activation",
     "AttentionSpec",
+    "ExpertsSpec",
     "FeedForwardSpec",
     "LayerSpec",
     "ModelSpec",
@@ -31,10 +32,10 @@ __all__ = [
     "TensorSpec",
 ]
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu_clamped"]
 Norm = Literal["rms", "layer"]
 QkNorm = Literal["head", "width", "each"]
-Role = Literal["embedding", "head", "linear", "vector"]
+Role = Literal["embedding", "head", "linear", "router", "vector"]
 
 # Bounds that a hostile file cannot leave: every product of two of them fits 64-bit arithmetic with room.
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
@@ -140,8 +141,50 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """Of `count` blocks alike, a router chooses `chosen` for each token; their outputs are added by weight.
+
+    routing: a weight is the softmax of all logits, the sigmoid of its own, or the
+        softmax of the chosen logits.
+    normalised: weights are divided by their sum; then times `scale`.
+    groups: experts stand in so many, of which `chosen_groups` are looked at, those
+        with the largest weight, or with the largest sum of two (group_by).
+    router_bias: of the logits; correction: added to weights for the choice only.
+    shared: intermediate size of a block that every token goes through, too;
+    shared_gate: what it gives is multiplied by the sigmoid of a product with x.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    count: Annotated[int, Field(ge=1, le=1024)]
+    chosen: Annotated[int, Field(ge=1, le=64)]
+    routing: Literal["softmax", "sigmoid", "chosen"] = "softmax"
+    normalised: bool = False
+    scale: Positive = 1.0
+    groups: Size = 1
+    chosen_groups: Size = 1
+    group_by: Literal["largest", "two"] = "largest"
+    router_bias: bool = False
+    correction: bool = False
+    shared: Size | None = None
+    shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.count % self.groups or self.chosen_groups > self.groups:
+            raise ValueError(f"{self.count} experts do not stand in {self.groups} groups")
+        if self.chosen > self.count // self.groups * self.chosen_groups:
+            raise ValueError(f"{self.chosen} experts cannot be chosen of {self.count}")
+        if self.group_by == "two" and self.groups > 1 and self.count // self.groups < 2:  # noqa: PLR2004
+            raise ValueError("groups of one expert have no two largest weights")
+
+
+@dataclass(frozen=True, slots=True)
 class FeedForwardSpec:
-    """down(activation(gate(x)) * up(x)), gate and up stacked in one tensor; not gated: down(activation(up(x)))."""
+    """down(activation(gate(x)) * up(x)), gate and up stacked in one tensor; not gated: down(activation(up(x))).
+
+    activation "swiglu_clamped": g / (1 + exp(-1.702 g)) * (u + 1) with g at most 7 and u within 7 (gpt-oss).
+    experts: there are many such blocks, for each token some are chosen; bias and intermediate are theirs.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -149,6 +192,16 @@ class FeedForwardSpec:
     activation: Activation = "silu"
     bias: bool = False
     gated: bool = True
+    experts: ExpertsSpec | None = None
+
+    def __post_init__(self) -> None:
+        if self.experts is not None and not self.gated:
+            raise ValueError("experts have gates")
+
+    @property
+    def widest(self) -> int:
+        """The largest input of a second product."""
+        return max(self.intermediate, (self.experts and self.experts.shared) or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +366,9 @@ def _attention_tensors(prefix: str, attention: AttentionSpec, hidden: int) -> It
 
 
 def _feed_forward_tensors(prefix: str, feed: FeedForwardSpec, hidden: int) -> Iterator[TensorSpec]:
+    if feed.experts is not None:
+        yield from _expert_tensors(prefix, feed, feed.experts, hidden)
+        return
     up, parts = ("gate_up", (feed.intermediate, feed.intermediate)) if feed.gated else ("up", (feed.intermediate,))
     yield TensorSpec(f"{prefix}.{up}", "linear", parts, hidden)
     if feed.bias:
@@ -320,3 +376,24 @@ def _feed_forward_tensors(prefix: str, feed: FeedForwardSpec, hidden: int) -> It
     yield TensorSpec(f"{prefix}.down", "linear", (hidden,), feed.intermediate)
     if feed.bias:
         yield _vector(f"{prefix}.down.bias", hidden)
+
+
+def _expert_tensors(prefix: str, feed: FeedForwardSpec, experts: ExpertsSpec, hidden: int) -> Iterator[TensorSpec]:
+    """Experts' matrices are stacked one after the other."""
+    yield TensorSpec(f"{prefix}.router", "router", (experts.count,), hidden)
+    if experts.router_bias:
+        yield _vector(f"{prefix}.router.bias", experts.count)
+    if experts.correction:
+        yield _vector(f"{prefix}.router.correction", experts.count)
+    gate_up = (feed.intermediate,) * (2 * experts.count)
+    yield TensorSpec(f"{prefix}.experts.gate_up", "linear", gate_up, hidden)
+    if feed.bias:
+        yield _vector(f"{prefix}.experts.gate_up.bias", *gate_up)
+    yield TensorSpec(f"{prefix}.experts.down", "linear", (hidden,) * experts.count, feed.intermediate)
+    if feed.bias:
+        yield _vector(f"{prefix}.experts.down.bias", *(hidden,) * experts.count)
+    if experts.shared is not None:
+        yield TensorSpec(f"{prefix}.shared.gate_up", "linear", (experts.shared, experts.shared), hidden)
+        yield TensorSpec(f"{prefix}.shared.down", "linear", (hidden,), experts.shared)
+    if experts.shared_gate:
+        yield TensorSpec(f"{prefix}.shared.gate", "router", (1,), hidden)

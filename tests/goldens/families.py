@@ -48,13 +48,13 @@ def _filled(name: str, shape: tuple[int, ...], *, tied: bool, zero_centred: bool
     kind = name.rsplit(".", 1)[-1]
     if kind == "weight" and ("norm" in name or ".ln_" in name):
         values = (0.0 if zero_centred else 1.0) + 0.1 * values
-    elif len(shape) == 1 or kind == "bias":
+    elif len(shape) == 1 or kind.endswith("bias"):
         values = values * (0.5 if "sinks" in name else 0.05)
     elif any(word in name for word in ("embed_tokens", "word_embeddings", "embed_in", "wte", "tok_embeddings")):
         values = values * (shape[1] ** -0.5 if tied else 1.0)
     elif "wpe" not in name:
-        # GPT-2 stores matrices the other way round.
-        inputs = shape[-2] if ".c_" in name and ".h." in name else shape[-1]
+        # GPT-2, and gpt-oss its experts, store matrices the other way round.
+        inputs = shape[-2] if (".c_" in name and ".h." in name) or kind in {"gate_up_proj", "down_proj"} else shape[-1]
         values = values * inputs**-0.5
     return tiny_folder.round_weight(values)
 

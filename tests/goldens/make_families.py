@@ -697,6 +697,104 @@ CASES: dict[str, Case] = {
         back=_unit_head,
         run=_with_alibi,
     ),
+    "mixtral": Case(
+        published(
+            "MixtralForCausalLM",
+            "mixtral",
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            sliding_window=None,
+            output_router_logits=False,
+            router_aux_loss_coef=0.02,
+        )
+    ),
+    "qwen2_moe": Case(
+        published(
+            "Qwen2MoeForCausalLM",
+            "qwen2_moe",
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=48,
+            shared_expert_intermediate_size=80,
+            norm_topk_prob=False,
+            decoder_sparse_step=1,
+            mlp_only_layers=[1],
+            output_router_logits=False,
+            router_aux_loss_coef=0.001,
+            use_sliding_window=False,
+            sliding_window=64,
+            max_window_layers=2,
+        )
+    ),
+    "qwen3_moe": Case(
+        published(
+            "Qwen3MoeForCausalLM",
+            "qwen3_moe",
+            num_experts=20,
+            num_experts_per_tok=4,
+            moe_intermediate_size=32,
+            norm_topk_prob=True,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+            head_dim=32,
+            attention_bias=False,
+            output_router_logits=False,
+            router_aux_loss_coef=0.001,
+            use_sliding_window=False,
+            sliding_window=None,
+            max_window_layers=LAYERS,
+            rope_scaling=None,
+        )
+    ),
+    "olmoe": Case(
+        published(
+            "OlmoeForCausalLM",
+            "olmoe",
+            num_experts=8,
+            num_experts_per_tok=4,
+            norm_topk_prob=False,
+            clip_qkv=None,
+            attention_bias=False,
+            output_router_logits=False,
+            router_aux_loss_coef=0.01,
+        )
+    ),
+    "granitemoe": Case(
+        published(
+            "GraniteMoeForCausalLM",
+            "granitemoe",
+            num_local_experts=8,
+            num_experts_per_tok=3,
+            attention_multiplier=0.0625,
+            embedding_multiplier=12.0,
+            residual_multiplier=0.22,
+            logits_scaling=2.0,
+            attention_bias=False,
+            output_router_logits=False,
+            router_aux_loss_coef=0.0,
+            rope_scaling=None,
+            tie_word_embeddings=True,
+        )
+    ),
+    "gpt_oss": Case(
+        published(
+            "GptOssForCausalLM",
+            "gpt_oss",
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            experts_per_token=2,
+            head_dim=HEAD_DIM,
+            attention_bias=True,
+            sliding_window=64,
+            layer_types=MIXED,
+            swiglu_limit=7.0,
+            initial_context_length=64,
+            output_router_logits=False,
+            router_aux_loss_coef=0.9,
+            rope_theta=150000.0,
+            rope_scaling=YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+        )
+    ),
 }
 
 

@@ -26,7 +26,7 @@ from engine.core.kernels.simd import (
 )
 from engine.core.operations import RowSet
 
-WANTED = int(RowSet.WANTED)
+WANTED, GATHERED, ROUTED = int(RowSet.WANTED), int(RowSet.GATHERED), int(RowSet.ROUTED)
 
 
 @operation(float32, int64)
@@ -44,16 +44,22 @@ def share_first(units, member, members):
 @kernel
 def batch_rows(row, state):
     """How many rows the operation works on."""
-    if load_i64(row + at.ROWS) == WANTED:
+    rows = load_i64(row + at.ROWS)
+    if rows == WANTED:
         return load_i64(state + at.STATE_WANTED)
+    if rows == ROUTED or rows == GATHERED:
+        return load_i64(state + at.STATE_ROUTED)
     return load_i64(state + at.STATE_TOKENS)
 
 
 @kernel
 def source_row(row, state, index):
     """Where row `index` of the operation lies in a buffer of all the batch's tokens."""
-    if load_i64(row + at.ROWS) == WANTED:
+    rows = load_i64(row + at.ROWS)
+    if rows == WANTED:
         return int64(load_i32(load_i64(state + at.STATE_WANTED_ROWS) + 4 * index))
+    if rows == GATHERED:
+        return int64(load_i32(load_i64(state + at.STATE_ROUTED_TOKENS) + 4 * index))
     return index
 
 

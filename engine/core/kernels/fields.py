@@ -16,5 +16,5 @@ for _index, _name in enumerate(STATE):
 _SHARED = ("x_group", "x_codes", "x_stride", "x_scales", "x_sums", "x_scale_stride", "x_columns", "rows")
 for _index, _name in enumerate(_SHARED):
     globals()[_name.upper()] = 8 * (1 + _index)
-    for _opcode in (Opcode.NORM, Opcode.QUANTISE, Opcode.ACTIVATE, Opcode.MATMUL):
+    for _opcode in (Opcode.NORM, Opcode.QUANTISE, Opcode.ACTIVATE, Opcode.MATMUL, Opcode.EXPERTS):
         assert FIELDS[_opcode][_index] == _name, (_opcode, _name)

@@ -218,9 +218,14 @@ if HAS_AMX:
 @kernel
 def matmul(row, state, member, members):
     """out[t] (+)= (weights @ x[t]) * factor + bias, for this thread's blocks of 16 rows."""
-    tokens = batch_rows(row, state)
     blocks = load_i64(row + at.MATMUL_BLOCKS)
     first, last = share_first(blocks, member, members), share_first(blocks, member + 1, members)
+    products(row, state, member, batch_rows(row, state), first, last)
+
+
+@kernel
+def products(row, state, member, tokens, first, last):
+    """Blocks first..last of a product, for the first `tokens` rows of its activations."""
     kind = load_i64(row + at.MATMUL_KIND)
     start = int64(0)
     if HAS_AMX and kind <= Q8 and tokens >= amx.TOKENS:

@@ -30,6 +30,7 @@ from engine.core.operations import Activation, Norm, WeightKind
 
 Q4, Q8, F16, BF16 = int(WeightKind.Q4), int(WeightKind.Q8), int(WeightKind.F16), int(WeightKind.BF16)
 SILU, GELU_TANH, GELU = int(Activation.SILU), int(Activation.GELU_TANH), int(Activation.GELU)
+SWIGLU_CLAMPED = int(Activation.SWIGLU_CLAMPED)
 RMS, LAYER = int(Norm.RMS), int(Norm.LAYER)
 PIECE = 1024
 """Columns of one piece of a row: a multiple of every group size, small enough to share one row among threads."""
@@ -240,11 +241,24 @@ def activate(row, state, member, members):
             row + at.ACTIVATE_SOURCE_STRIDE
         )
         for column in range(first, min(last, width), 16):
-            value = activated(function, load_f32x16(gates + 4 * column))
-            if gated:
+            gate = load_f32x16(gates + 4 * column)
+            if function == SWIGLU_CLAMPED:
+                value = swiglu_clamped(gate, load_f32x16(gates + 4 * (width + column)))
+            else:
+                value = activated(function, gate)
+            if gated and function != SWIGLU_CLAMPED:
                 value = value * load_f32x16(gates + 4 * (width + column))
             store_f32x16(scratch + 4 * column, value)
         put_activations(row, index, scratch, width, first, last)
+
+
+@kernel
+def swiglu_clamped(gate, up):
+    """gate / (1 + exp(-1.702 gate)) * (up + 1), gate at most 7, up within 7 (gpt-oss)."""
+    limit, one = splat_f32(float32(7.0)), splat_f32(float32(1.0))
+    gate = minimum(gate, limit)
+    up = minimum(maximum(up, splat_f32(float32(-7.0))), limit)
+    return gate / (one + exp(gate * splat_f32(float32(-1.702)))) * (up + one)
 
 
 @kernel

@@ -12,7 +12,7 @@ disturb one another; see `CONTROL`.
 """
 
 from engine.core.control import CONTROL, LEAD, STEP_UNIT, WORK
-from engine.core.kernels import attention, matmul, rows
+from engine.core.kernels import attention, experts, matmul, rows
 from engine.core.kernels.simd import (
     atomic_add,
     atomic_load,
@@ -38,8 +38,9 @@ SPINS_AT_BARRIER = 2000
 SPINS_BETWEEN_STEPS = 20000
 
 EMBED, ANGLES, NORM, QUANTISE, ACTIVATE, MATMUL, ROTATE, ATTEND, MERGE, PREPARE, RESIDUAL, SOFTCAP = (
-    int(opcode) for opcode in Opcode
+    int(opcode) for opcode in list(Opcode)[:12]
 )
+ROUTE, DISPATCH, EXPERTS, COMBINE = (int(opcode) for opcode in list(Opcode)[12:])
 
 
 @kernel
@@ -117,6 +118,14 @@ def execute(row, state, member, members):
         rows.residual(row, state, member, members)
     elif opcode == SOFTCAP:
         rows.softcap(row, state, member, members)
+    elif opcode == ROUTE:
+        experts.route(row, state, member, members)
+    elif opcode == DISPATCH:
+        experts.dispatch(row, state, member, members)
+    elif opcode == EXPERTS:
+        experts.experts(row, state, member, members)
+    elif opcode == COMBINE:
+        experts.combine(row, state, member, members)
 
 
 @kernel
