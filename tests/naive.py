@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.quant import FORMATS, Codes, Packed
-from engine.models.spec import Activation, AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
+from engine.models.spec import Activation, AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
 from engine.settings import KvDtype
 
 Array = NDArray[Any]
@@ -207,6 +207,8 @@ def activate(kind: Activation, x: Array) -> Float64:
             return x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
         case "relu2":
             return np.maximum(x, 0) ** 2
+        case "swiglu_clamped":
+            raise ValueError("takes gate and up together: see feed_forward")
 
 
 def canonical_exp(x: Float32) -> Float32:
@@ -228,6 +230,11 @@ def canonical_exp(x: Float32) -> Float32:
 
 def canonical_activate(kind: Activation, gate: Float32, up: Float32 | None = None) -> Float32:
     """activation(gate) * up as every kernel computes it; without a gate, what would be the gate is all."""
+    if kind == "swiglu_clamped":
+        assert up is not None
+        one, limit = np.float32(1), np.float32(7)
+        gate, up = np.minimum(gate, limit), np.minimum(np.maximum(up, -limit), limit)
+        return gate / (one + canonical_exp(gate * np.float32(-1.702))) * (up + one)
     value = _canonical_activation(kind, gate)
     return value if up is None else value * up
 
@@ -579,7 +586,63 @@ def feed_forward(block: FeedForwardSpec, first: Array) -> Float64:
     if not block.gated:
         return activate(block.activation, first)
     gate, up = np.split(first, 2, axis=-1)
+    if block.activation == "swiglu_clamped":
+        gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+        return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
     return activate(block.activation, gate) * up
+
+
+def route(logits: Array, how: ExpertsSpec, correction: Any = 0.0) -> tuple[Array, Float64]:
+    """Experts (tokens, chosen) by likelihood, and their weights, from logits (tokens, count)."""
+    softmax = np.exp(logits - logits.max(axis=1, keepdims=True))
+    softmax /= softmax.sum(axis=1, keepdims=True)
+    scores = {"softmax": softmax, "sigmoid": 1 / (1 + np.exp(-logits)), "chosen": logits}[how.routing]
+    wishes = scores + correction
+    if how.groups > 1:
+        grouped = np.sort(wishes.reshape(len(wishes), how.groups, -1), axis=2)
+        of_groups = grouped[:, :, -2:].sum(axis=2) if how.group_by == "two" else grouped[:, :, -1]
+        best = np.argsort(-of_groups, axis=1)[:, : how.chosen_groups]
+        allowed = np.zeros(of_groups.shape, bool)
+        np.put_along_axis(allowed, best, True, axis=1)
+        wishes = np.where(np.repeat(allowed, how.count // how.groups, axis=1), wishes, -np.inf)
+    chosen = np.argsort(-wishes, axis=1)[:, : how.chosen]
+    weights = np.take_along_axis(scores, chosen, axis=1)
+    if how.routing == "chosen":
+        weights = np.exp(weights - weights.max(axis=1, keepdims=True))
+    if how.normalised or how.routing == "chosen":
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return chosen, weights * how.scale
+
+
+def canonical_route(logits: Float32, how: ExpertsSpec, correction: Float32 | None = None) -> tuple[Array, Float32]:
+    """The experts (chosen,) and float32 weights that every kernel finds for one token's logits (count,)."""
+    one = np.float32(1)
+    padded = np.full(-(-how.count // 16) * 16, -np.inf, np.float32)
+    padded[: how.count] = logits
+    scores = padded
+    if how.routing == "softmax":
+        scores = canonical_exp(padded - padded.max())
+        scores = scores / _sum_of_lanes(scores.reshape(-1, 16))
+    elif how.routing == "sigmoid":
+        scores = one / (one + canonical_exp(np.float32(0) - padded))
+    scores = scores[: how.count]
+    wishes = scores if correction is None else scores + correction
+    if how.groups > 1:
+        ordered = -np.sort(-wishes.reshape(how.groups, -1), axis=1)
+        of_groups = ordered[:, 0] + ordered[:, 1] if how.group_by == "two" else ordered[:, 0]
+        best = np.argsort(-of_groups, kind="stable")[: how.chosen_groups]
+        allowed = np.isin(np.arange(how.groups), best)
+        wishes = np.where(np.repeat(allowed, how.count // how.groups), wishes, np.float32(-np.inf))
+    chosen = np.argsort(-wishes, kind="stable")[: how.chosen]
+    weights = scores[chosen]
+    if how.routing == "chosen":
+        weights = canonical_exp(weights - weights[0])
+    total = one
+    if how.normalised or how.routing == "chosen":
+        total = np.float32(0)
+        for weight in weights:
+            total = total + weight
+    return chosen, weights / total * np.float32(how.scale)
 
 
 class _Forward:
@@ -630,7 +693,31 @@ class _Forward:
         mixed = attention(q, k, v, how.scale, how.window, **extras)
         return self.product(name + "out", mixed.reshape(self.tokens, -1), scale)
 
+    def experts(self, name: str, block: FeedForwardSpec, how: ExpertsSpec, x: Array) -> Float64:
+        chosen, weights = route(self.product(name + "router", x), how, self.weights.get(name + "router.correction", 0))
+        out = np.zeros(x.shape)
+        parts = {
+            end: np.asarray(self.weights[f"{name}experts.{end}"]).reshape(how.count, -1, size)
+            for end, size in (("gate_up", x.shape[1]), ("down", block.intermediate))
+        }
+        biases = {end: np.asarray(self.weights.get(f"{name}experts.{end}.bias", np.zeros(1))) for end in parts}
+        for token, (experts, shares) in enumerate(zip(chosen, weights, strict=True)):
+            for expert, share in zip(experts, shares, strict=True):
+                first, second = (
+                    biases[end].reshape(how.count, -1)[expert] if biases[end].size > 1 else 0.0 for end in parts
+                )
+                inner = feed_forward(block, parts["gate_up"][expert] @ x[token] + first)
+                out[token] += share * (parts["down"][expert] @ inner + second)
+        if how.shared is not None:
+            shared = self.product(name + "shared.down", feed_forward(block, self.product(name + "shared.gate_up", x)))
+            if how.shared_gate:
+                shared = shared / (1 + np.exp(-self.product(name + "shared.gate", x)))
+            out = out + shared
+        return out
+
     def fed_forward(self, name: str, block: FeedForwardSpec, x: Array, scale: float) -> Float64:
+        if block.experts is not None:
+            return self.experts(name, block, block.experts, x) * scale
         first = self.product(name + ("gate_up" if block.gated else "up"), x)
         return self.product(name + "down", feed_forward(block, first), scale)
 

@@ -6,18 +6,21 @@ lists them, can be compared word for word; `python -m tests.models_table` writes
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from engine.convert.load import open_model
 from engine.convert.recipe import conversion_for
+from engine.core.quant import FORMATS
 from engine.models.families import families, recognise
 from engine.progress import finish
-from tests import models_table
+from tests import factory, models_table, naive
 from tests.goldens import families as goldens
 from tests.test_decoder import runner  # noqa: F401 - a fixture
 from tests.workbench import same_bits
 
 CASES = goldens.cases()
+IDS = np.arange(3, 53, dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,48 @@ def test_pieces_give_the_bits_of_one_pass(opened, runner, case):  # noqa: F811
     ids = goldens.golden(case)[0]["ids"][:150]
     whole = runner(opened(case)).logits(ids, [150])
     assert same_bits(runner(opened(case), threads=1, seed=1).logits(ids, [70, 51, 1]), whole)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_twin_written_to_be_read_agrees(opened, case):
+    """Float64 and no kernel, from the very tensors that the decoder runs."""
+    model, (arrays, _) = opened(case), goldens.golden(case)
+    weights = {}
+    for tensor in model.spec.tensors():
+        held = model.weights.tensor(tensor.name)
+        if tensor.role == "vector":
+            weights[tensor.name] = held.vector()
+        else:
+            layout = FORMATS[held.format].layout(held.rows, held.cols, held.group)
+            weights[tensor.name] = layout.unpack_rows(held.data, held.exponent, 0, held.rows)
+    logits = naive.forward(model.spec, weights, arrays["ids"][:100], rope_length=512)
+    assert np.abs(logits[:, arrays["columns"]] - arrays["logits"][:100]).max() <= models_table.TOLERANCE
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+def test_experts_in_four_bit_floats_are_the_same_model(tmp_path, runner):  # noqa: F811
+    """gpt-oss as it is published, MXFP4 blocks with their rows in place, and as transformers writes it, transposed."""
+    _, meta = goldens.golden("gpt_oss")
+    shapes = {name: tuple(shape) for name, shape in meta["shapes"].items()}
+    random = np.random.default_rng(0)
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+    plain = goldens.tensors(shapes, tied=False, zero_centred=False)
+    packed = dict(plain)
+    for name in [name for name in shapes if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = shapes[name]
+        codes = random.integers(0, 16, (experts, rows, columns // 32, 32)).astype(np.uint8)
+        scales = random.integers(122, 126, (experts, rows, columns // 32)).astype(np.uint8)
+        dense = values[codes] * np.exp2(scales.astype(np.float32) - 127)[..., None]
+        plain[name] = np.ascontiguousarray(dense.reshape(experts, rows, columns).swapaxes(1, 2))
+        del packed[name]
+        for end, stored in (("blocks", codes[..., ::2] | codes[..., 1::2] << 4), ("scales", scales)):
+            packed[f"{name}_{end}"] = ("U8", stored.shape, stored.tobytes())
+    logits = []
+    for kind, tensors in (("plain", plain), ("packed", packed)):
+        config = meta["config"] | ({"quantization_config": {"quant_method": "mxfp4"}} if kind == "packed" else {})
+        folder = factory.make(tmp_path / kind, config, tensors)
+        logits.append(runner(finish(open_model(folder, conversion_for("f32"))), kv="f32").logits(IDS, [50]))
+    assert same_bits(*logits)
 
 
 @pytest.mark.parametrize("case", CASES)

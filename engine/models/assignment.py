@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from engine.errors import ModelFolderError, UnsupportedModelError
 from engine.models.families import Blueprint
 from engine.models.hf_config import listed
-from engine.models.names import Names, Part
+from engine.models.names import Part
 from engine.models.spec import TensorSpec
 
 __all__ = ["Assignment", "Assignments", "assign", "is_optional"]

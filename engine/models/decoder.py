@@ -741,7 +741,7 @@ class Decoder:
         self._lower_activation(program, block, self._wide, down.cols, self._input_of(down), RowSet.TOKENS)
         self._lower_product(program, down, out, bias=f"{second}.bias" if block.bias else None, add=add, scale=scale)
 
-    def _lower_activation(
+    def _lower_activation(  # noqa: PLR0917 - from where, how much, to where
         self,
         program: Program,
         block: FeedForwardSpec,

@@ -74,7 +74,7 @@ class Part:
         if self.otherwise is not None and self.name not in shapes:
             return self.otherwise.among(shapes)
         shape = shapes.get(self.name, ())
-        rows = shape[1] if len(shape) == 3 else 1  # noqa: PLR2004 - an expert's vector is one row
+        rows = shape[1] if len(shape) == 3 else 1
         return replace(self, otherwise=None, begin=self.begin * rows)
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:

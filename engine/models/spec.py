@@ -174,7 +174,7 @@ class ExpertsSpec:
             raise ValueError(f"{self.count} experts do not stand in {self.groups} groups")
         if self.chosen > self.count // self.groups * self.chosen_groups:
             raise ValueError(f"{self.chosen} experts cannot be chosen of {self.count}")
-        if self.group_by == "two" and self.groups > 1 and self.count // self.groups < 2:  # noqa: PLR2004
+        if self.group_by == "two" and self.groups > 1 and self.count // self.groups < 2:
             raise ValueError("groups of one expert have no two largest weights")
 
 

@@ -26,7 +26,7 @@ from engine.core.kernels.simd import (
 )
 from engine.core.operations import RowSet
 
-WANTED, GATHERED, ROUTED = int(RowSet.WANTED), int(RowSet.GATHERED), int(RowSet.ROUTED)
+TOKENS, WANTED, GATHERED = int(RowSet.TOKENS), int(RowSet.WANTED), int(RowSet.GATHERED)
 
 
 @operation(float32, int64)
@@ -47,9 +47,9 @@ def batch_rows(row, state):
     rows = load_i64(row + at.ROWS)
     if rows == WANTED:
         return load_i64(state + at.STATE_WANTED)
-    if rows == ROUTED or rows == GATHERED:
-        return load_i64(state + at.STATE_ROUTED)
-    return load_i64(state + at.STATE_TOKENS)
+    if rows == TOKENS:
+        return load_i64(state + at.STATE_TOKENS)
+    return load_i64(state + at.STATE_ROUTED)
 
 
 @kernel

@@ -33,8 +33,9 @@ _QWEN_EXPERTS: Names = table(
 )
 
 
-def _experts(config: HfConfig, key: str, **how: object) -> ExpertsSpec:
+def _experts(config: HfConfig, **how: object) -> ExpertsSpec:
     """Numbers of experts and of those chosen, checked against each other."""
+    key = next((key for key in ("num_experts", "n_routed_experts") if key in config), "num_local_experts")
     for training in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef"):
         config.ignore(training)
     try:
@@ -66,7 +67,7 @@ def mixtral(config: HfConfig) -> Blueprint:
         epsilon=1e-5,
         kinds=lambda _: kind,
         window=window,
-        feed_forward=partial(FeedForwardSpec, experts=_experts(config, "num_local_experts", normalised=True)),
+        feed_forward=partial(FeedForwardSpec, experts=_experts(config, normalised=True)),
     )
 
 
@@ -76,7 +77,6 @@ def qwen2_moe(config: HfConfig) -> Blueprint:
     kinds, window = qwen_windows(config)
     experts = _experts(
         config,
-        "num_experts",
         normalised=config.flag("norm_topk_prob", default=False),
         shared=config.size("shared_expert_intermediate_size", 5632),
         shared_gate=True,
@@ -97,7 +97,7 @@ def qwen3_moe(config: HfConfig) -> Blueprint:
     """Qwen3-30B-A3B and its kin."""
     bias = config.flag("attention_bias", default=False)
     kinds, window = qwen_windows(config)
-    experts = _experts(config, "num_experts", normalised=config.flag("norm_topk_prob", default=False))
+    experts = _experts(config, normalised=config.flag("norm_topk_prob", default=False))
     return decoder(
         config,
         {**LLAMA_NAMES, **QK_NORM_NAMES, **_QWEN_EXPERTS},
@@ -127,7 +127,7 @@ def _sparse(config: HfConfig, experts: ExpertsSpec, intermediate: int) -> Callab
 def olmoe(config: HfConfig) -> Blueprint:
     """OLMoE: norms of all heads of q, of k, together."""
     bias = config.flag("attention_bias", default=False)
-    experts = _experts(config, "num_experts", normalised=config.flag("norm_topk_prob", default=False))
+    experts = _experts(config, normalised=config.flag("norm_topk_prob", default=False))
     return decoder(
         config,
         {**LLAMA_NAMES, **QK_NORM_NAMES, **_QWEN_EXPERTS},
@@ -155,7 +155,7 @@ def granite_moe(config: HfConfig) -> Blueprint:
             ),
         }
     )
-    experts = _experts(config, "num_local_experts", routing="chosen")
+    experts = _experts(config, routing="chosen")
     return decoder(
         config,
         {**LLAMA_NAMES, **names},
@@ -209,7 +209,7 @@ def gpt_oss(config: HfConfig) -> Blueprint:
             "layers.{n}.feed_forward.experts.down.bias": Part(f"{block}.down_proj_bias", stacked=True),
         }
     )
-    experts = _experts(config, "num_local_experts", routing="chosen", router_bias=True)
+    experts = _experts(config, routing="chosen", router_bias=True)
     return decoder(
         config,
         {**LLAMA_NAMES, **names},

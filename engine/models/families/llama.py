@@ -141,9 +141,9 @@ def qwen3(config: HfConfig) -> Blueprint:
 def qwen_windows(config: HfConfig) -> tuple[Callable[[int], str], int | None]:
     """Kind of each layer by `layer_types`, else from layer `max_window_layers` on, if windows are used at all."""
     used = config.flag("use_sliding_window", default=False)
-    size = config.size_or_none("sliding_window", absent=4096)
+    config.ignore("sliding_window")  # may be 0 where it is not used
+    window = config.size_or_none("sliding_window", absent=4096) if used else None
     first = config.size("max_window_layers", 28, least=0)
-    window = size if used else None
     return layer_kinds(config, lambda layer: SLIDING if layer >= first else FULL, window), window
 
 
