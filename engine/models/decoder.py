@@ -873,6 +873,7 @@ class Decoder:
         layout = FORMATS[tensor.format].layout(tensor.rows, tensor.cols, tensor.group)
         sizes = {part.name: part.bytes // experts.count for part in layout.parts}
         rows = tensor.rows // experts.count
+        self._products[len(program)] = re.sub(r"^layers\.\d+\.", "", tensor.name)
         program.add(
             Opcode.EXPERTS,
             **self._input_of(tensor, self._routed.room).fields(),
