@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from PySide6.QtCore import QObject, Signal
 
+from engine.settings import EngineSettings
 from gui.bridge import Bridge, EngineReady, Library, ModelEntry
 from gui.data.preferences import PreferencesFile
 from gui.kit.i18n import tr
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelDesk", "ModelState"]
 
+_SHORT = 1024  # tokens of context
+
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The model in use: which, and how far it is. `share` is 0..1 where known; `sentence` says why it failed."""
+    """The model in use: which, and how far it is.
+
+    share: 0..1 where known. sentence: why it failed. wants_memory: it might be loaded with a shorter context
+    """
 
     kind: Literal["none", "loading", "ready", "failed"] = "none"
     path: Path | None = None
@@ -29,6 +35,7 @@ class ModelState:
     stage: str = ""
     share: float | None = None
     sentence: str = ""
+    wants_memory: bool = False
     model: api.LoadedModel | None = None
 
 
@@ -60,13 +67,13 @@ class ModelDesk(QObject):
         """Tokens a conversation can hold; 0 while no model is loaded."""
         return self.state.model.context if self.state.model is not None else 0
 
-    def choose_model(self, path: Path) -> None:
-        """Load a model in place of the present one; conversations stay."""
+    def choose_model(self, path: Path, settings: EngineSettings | None = None) -> None:
+        """Load a model in place of the present one; conversations stay. settings: other than the chosen ones, once."""
         entry = next((known for known in self.models if known.path == path), None)
         self.state = ModelState("loading", path, entry.name if entry is not None else path.stem)
         self.preferences.change(model=str(path), loading=str(path))
         self.preferences.save()
-        self.bridge.load(path, self.preferences.values.engine)
+        self.bridge.load(path, settings or self.preferences.values.engine)
         self.model_changed.emit()
 
     def cancel_load(self) -> None:
@@ -122,8 +129,16 @@ class ModelDesk(QObject):
         self.preferences.save()
         self.model_changed.emit()
 
-    def _model_failed(self, sentence: str) -> None:
-        self.state = replace(self.state, kind="failed", sentence=sentence, share=None, model=None)
+    def load_anyway(self) -> None:
+        """Load with the shortest useful context, mapped from the disk, whatever that does to the speed."""
+        if self.state.path is not None:
+            short = self.preferences.values.engine.model_copy(update={"context": _SHORT, "load": "mmap"})
+            self.choose_model(self.state.path, short)
+
+    def _model_failed(self, sentence: str, *, wants_memory: bool = False) -> None:
+        self.state = replace(
+            self.state, kind="failed", sentence=sentence, share=None, model=None, wants_memory=wants_memory
+        )
         self._model_settled()
 
     def _model_ready(self) -> None:
@@ -170,7 +185,9 @@ class ModelDesk(QObject):
                     self.state = ModelState()
                     self.model_changed.emit()
                 elif self.state.kind == "loading":
-                    self._model_failed(error_words(event.kind, event.message))
+                    self._model_failed(
+                        error_words(event.kind, event.message), wants_memory=event.kind == "ResourceError"
+                    )
                 else:
                     self.notice.emit(error_words(event.kind, event.message), "problem")
             case _:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import Signal
 
-from engine.settings import Sampling, checked
+from engine.settings import EngineSettings, Sampling, checked
 from gui.bridge import Answering, Bridge, Counted, PromptShown, WorkFailed
 from gui.chat.turns import Activity, ChatModel, Turn, advance, with_versions
 from gui.conversions import Conversions
@@ -627,19 +627,19 @@ class Session(ModelDesk):
         self.running_changed.emit()
         self.figures_changed.emit()
 
-    def _model_failed(self, sentence: str) -> None:
+    def _model_failed(self, sentence: str, *, wants_memory: bool = False) -> None:
         for running in [known for known in self.running.values() if not known.asked]:
             message = replace(running.turn.message, state="failed", reason=sentence)
             self._end(replace(running.turn, message=message, activity=None))
-        super()._model_failed(sentence)
+        super()._model_failed(sentence, wants_memory=wants_memory)
 
     def _model_ready(self) -> None:
         self._ask_waiting()
         self._count()
 
-    def choose_model(self, path: Path) -> None:
+    def choose_model(self, path: Path, settings: EngineSettings | None = None) -> None:
         """Load a model in place of the present one; conversations stay."""
-        super().choose_model(path)
+        super().choose_model(path, settings)
         self.running_changed.emit()
 
     # ---- events

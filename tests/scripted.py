@@ -95,6 +95,7 @@ class ScriptedApi:
         self.reason: api.FinishReason = "stop"
         self.failure = ""  # of the next answer
         self.load_failure = ""
+        self.load_kind = "FileDamagedError"
         self.model = MODEL
         self.starter: Path | None = None
         self.library: list[api.LibraryModel] = []
@@ -234,7 +235,7 @@ class ScriptedEngine:
                     sink(api.Failed(None, "Loading was cancelled.", "Cancelled"))
                     return
             if script.load_failure:
-                sink(api.Failed(None, script.load_failure, "FileDamagedError"))
+                sink(api.Failed(None, script.load_failure, script.load_kind))
             else:
                 sink(api.Loaded(script.model))
 

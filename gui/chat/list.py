@@ -22,7 +22,7 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QInputMethodEvent, QKeyEvent, QPainter
+from PySide6.QtGui import QKeyEvent, QPainter
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QLineEdit,
@@ -35,6 +35,7 @@ from PySide6.QtWidgets import (
 from typing_extensions import override
 
 from gui.data.store import Conversation
+from gui.kit.controls import LineEdit
 from gui.kit.i18n import tr
 from gui.kit.icons import paint_icon
 from gui.kit.theme import look
@@ -166,17 +167,6 @@ def _grouped(conversations: Sequence[Conversation], closed: frozenset[str]) -> l
     return rows
 
 
-class _TitleEdit(QLineEdit):
-    """Knows whether Enter belongs to an input method."""
-
-    composing = False
-
-    @override
-    def inputMethodEvent(self, event: QInputMethodEvent) -> None:
-        self.composing = bool(event.preeditString())
-        super().inputMethodEvent(event)
-
-
 class _Row(QStyledItemDelegate):
     """A conversation: title, a line of the text that was found, a dot while it is answered."""
 
@@ -247,7 +237,7 @@ class _Row(QStyledItemDelegate):
 
     @override
     def createEditor(self, parent: QWidget, option: QStyleOptionViewItem, index: Index) -> QWidget:
-        editor = _TitleEdit(parent)
+        editor = LineEdit(parent)
         editor.setAccessibleName(tr("Title"))
         return editor
 
@@ -264,7 +254,7 @@ class _Row(QStyledItemDelegate):
 
     @override
     def eventFilter(self, editor: QObject, event: QEvent) -> bool:
-        composing = isinstance(editor, _TitleEdit) and editor.composing
+        composing = isinstance(editor, LineEdit) and editor.composing
         if composing and isinstance(event, QKeyEvent) and event.key() in {Qt.Key.Key_Return, Qt.Key.Key_Enter}:
             return True
         return super().eventFilter(editor, event)

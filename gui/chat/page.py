@@ -80,6 +80,7 @@ class ChatPage(QWidget):
         self.welcome.models_asked.connect(self.models_asked)
         self.welcome.suggested.connect(self._suggest)
         self.welcome.language_asked.connect(lambda code: self._session.preferences.change(language=code))
+        self.welcome.anyway_asked.connect(self._session.load_anyway)
         self.welcome.starter_asked.connect(self._start_with_starter)
         views = QWidget()
         self._views = QStackedLayout(views)
@@ -284,7 +285,9 @@ class ChatPage(QWidget):
         if session.engine_failure:
             self.welcome.show_trouble(tr("Inglenook cannot run here"), session.engine_failure)
         elif state.kind == "failed":
-            self.welcome.show_trouble(tr("{name} could not be loaded", name=state.name), state.sentence)
+            self.welcome.show_trouble(
+                tr("{name} could not be loaded", name=state.name), state.sentence, anyway=state.wants_memory
+            )
         elif state.kind == "none" and session.engine_ready and not session.models:
             self.welcome.show_first_run()
         elif session.temporary:

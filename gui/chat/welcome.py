@@ -63,6 +63,7 @@ class Welcome(QWidget):
     suggested = Signal(str)
     language_asked = Signal(str)
     starter_asked = Signal()
+    anyway_asked = Signal()
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,6 +95,11 @@ class Welcome(QWidget):
         self._starter.setObjectName("startStarter")
         self._starter.clicked.connect(self.starter_asked)
         self._starter.hide()
+        self._anyway = button(tr("Load anyway, with a short context"))
+        self._anyway.setObjectName("loadAnyway")
+        self._anyway.clicked.connect(self.anyway_asked)
+        self._anyway.hide()
+        column.addWidget(self._anyway, 0, center)
         column.addSpacing(6)
         column.addWidget(self._add, 0, center)
         column.addWidget(self._starter, 0, center)
@@ -145,12 +151,14 @@ class Welcome(QWidget):
         )
         self._show(tr("Bring a model in from the cold"), words, add=True, suggest=False)
 
-    def show_trouble(self, heading: str, sentence: str) -> None:
-        """Something has to be done first."""
+    def show_trouble(self, heading: str, sentence: str, *, anyway: bool = False) -> None:
+        """Something has to be done first. anyway: a shorter context might help."""
         self._show(heading, sentence, add=True, suggest=False)
+        self._anyway.setVisible(anyway)
 
     def _show(self, heading: str, words: str, *, add: bool, suggest: bool) -> None:
         self._heading.setText(heading)
         self._words.setText(words)
         self._add.setVisible(add)
         self._suggestions.setVisible(suggest)
+        self._anyway.hide()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from PySide6.QtCore import QPointF, QRectF, QSize, Qt, QVariantAnimation, Signal
-from PySide6.QtGui import QColor, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
+from PySide6.QtGui import QColor, QInputMethodEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import (
     QCheckBox,
     QFrame,
     QHBoxLayout,
     QLabel,
+    QLineEdit,
     QProgressBar,
     QPushButton,
     QSizePolicy,
@@ -29,6 +30,7 @@ __all__ = [
     "ContextGauge",
     "Elided",
     "IconButton",
+    "LineEdit",
     "Switch",
     "button",
     "label",
@@ -230,6 +232,24 @@ class Elided(QLabel):
     @override
     def minimumSizeHint(self) -> QSize:
         return QSize(20, super().minimumSizeHint().height())
+
+
+class LineEdit(QLineEdit):
+    """A line of text; Enter that picks a word of an input method does nothing else."""
+
+    composing = False
+
+    @override
+    def inputMethodEvent(self, event: QInputMethodEvent) -> None:
+        self.composing = bool(event.preeditString())
+        super().inputMethodEvent(event)
+
+    @override
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if self.composing and event.key() in {Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Escape}:
+            event.accept()
+        else:
+            super().keyPressEvent(event)
 
 
 class Banner(QFrame):

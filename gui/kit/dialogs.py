@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QMessageBox, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QMessageBox, QVBoxLayout, QWidget
 
-from gui.kit.controls import button, label
+from gui.kit.controls import LineEdit, button, label
 from gui.kit.i18n import tr
 
 __all__ = ["ask_text", "choose", "confirm"]
@@ -52,7 +52,7 @@ def ask_text(parent: QWidget, title: str, name: str, do: Callable[[str], object]
     column.setContentsMargins(22, 20, 22, 18)
     column.setSpacing(12)
     column.addWidget(label(title, "heading"))
-    line = QLineEdit()
+    line = LineEdit()
     line.setObjectName("askTextLine")
     line.setAccessibleName(name)
     line.setPlaceholderText(name)
