@@ -11,7 +11,15 @@ from pathlib import Path
 
 from platformdirs import PlatformDirs
 
-__all__ = ["cache_folder", "data_folder", "library_folder", "log_folder", "policy_file", "program_folder"]
+__all__ = [
+    "cache_folder",
+    "choose_library",
+    "data_folder",
+    "library_folder",
+    "log_folder",
+    "policy_file",
+    "program_folder",
+]
 
 _DIRS = PlatformDirs("Inglenook", appauthor=False, roaming=False)
 
@@ -48,8 +56,23 @@ def policy_file() -> Path:
 
 
 def library_folder() -> Path:
-    """Converted models. Created when missing."""
+    """Converted models: where `choose_library` said, as long as that can be reached. Created when missing."""
+    try:
+        chosen = Path(_choice().read_text("utf-8").strip())
+        if chosen.is_absolute() and chosen.is_dir():
+            return chosen
+    except (OSError, ValueError):  # nothing was chosen, or what is there is no path
+        pass
     return _made("models", _DIRS.user_data_path / "models")
+
+
+def choose_library(folder: Path) -> None:
+    """Keep converted models in `folder` from now on; moving them there is the caller's."""
+    _choice().write_text(str(folder.resolve()), "utf-8")
+
+
+def _choice() -> Path:
+    return data_folder() / "library.txt"
 
 
 def _made(name: str, usual: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,9 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import InglenookError
+from engine.folders import choose_library
 from engine.settings import EngineSettings
+from gui.kit.i18n import tr
 
-__all__ = ["Diagnosed", "Measured", "Tuned", "Verified", "diagnose", "measure", "tune", "verify"]
+__all__ = [
+    "Diagnosed",
+    "Measured",
+    "Moved",
+    "Tuned",
+    "Verified",
+    "diagnose",
+    "measure",
+    "move_library",
+    "tune",
+    "verify",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,18 @@ class Tuned:
     sentence: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The library is moved: how far (0..1), and at the end why it was not, "" when it was."""
+
+    share: float = 0.0
+    done: bool = False
+    sentence: str = ""
+
+
+_PIECE = 8 << 20
+
+
 def diagnose(api: Any, _stop: threading.Event, *, benchmark: bool) -> Iterator[Diagnosed]:
     """Ask the engine what this computer offers."""
     try:
@@ -89,6 +116,54 @@ def measure(api: Any, stop: threading.Event, path: Path, settings: EngineSetting
                 yield Measured(path, step.done / step.total if step.total else 0.0)
     except InglenookError as error:
         yield Measured(path, 1.0, done=True, sentence=str(error))
+
+
+def move_library(api: Any, stop: threading.Event, target: Path) -> Iterator[Moved]:
+    """Move every model into another folder: copied, compared, and only then deleted where it was."""
+    yield Moved()
+    try:
+        files = sorted(api.library_folder().glob("*.nook"))
+        total, done = sum(file.stat().st_size for file in files) or 1, 0
+        target.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            copy = target / file.name
+            if copy.exists():
+                yield Moved(1.0, done=True, sentence=tr("{name} is there already.", name=copy))
+                return
+            fresh = copy.with_name(copy.name + ".moving")
+            try:
+                for count in _copied(file, fresh):
+                    if stop.is_set():
+                        return
+                    yield Moved((done + count) / total)
+                fresh.replace(copy)
+            finally:
+                fresh.unlink(missing_ok=True)
+            done += file.stat().st_size
+        choose_library(target)
+        for file in files:
+            file.unlink()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        yield Moved(1.0, done=True, sentence=tr("The models could not be moved: {reason}.", reason=reason))
+    else:
+        yield Moved(1.0, done=True)
+
+
+def _copied(source: Path, target: Path) -> Iterator[int]:
+    """Copy a file to the disk and read it back; how many bytes are done after each piece."""
+    written, done = hashlib.sha256(), 0
+    with source.open("rb") as reading, target.open("wb") as writing:
+        while piece := reading.read(_PIECE):
+            writing.write(piece)
+            written.update(piece)
+            done += len(piece)
+            yield done
+        writing.flush()
+        os.fsync(writing.fileno())
+    with target.open("rb") as reading:
+        if hashlib.file_digest(reading, "sha256").digest() != written.digest():
+            raise OSError(tr("what was written to {name} is not what is read there", name=target))
 
 
 def tune(api: Any, stop: threading.Event, path: Path, settings: EngineSettings) -> Iterator[Tuned]:

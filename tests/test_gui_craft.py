@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
     QDialog,
     QLabel,
     QLineEdit,
+    QPlainTextEdit,
     QPushButton,
     QToolButton,
     QWidget,

@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine import api
+from engine import api, folders
 from engine.settings import ServerSettings
 from gui.data.machine import advice, redacted
 from gui.data.preferences import PreferencesFile
@@ -265,3 +265,34 @@ def test_the_first_start_says_what_the_computer_can_do(open_window, tmp_path):
     driver.ask("你好")
     driver.click("newChat")
     assert not driver.has("firstHardware")
+
+
+def test_the_library_moves_with_all_its_models(open_window, tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "data_folder", lambda: tmp_path)
+    driver = open_window()
+    driver.script.library_folder = lambda: tmp_path / "models"
+    other = driver.script.add_model("Other")
+    driver.click("pageSettings")
+    target = tmp_path / "elsewhere"
+    driver.window.settings_page.move_library(target)
+    driver.until(lambda: "The models were moved." in driver.texts("moveWords"))
+    assert sorted(file.name for file in target.iterdir()) == ["Other.nook", "SmolLM2 135M.nook"]
+    assert (target / "Other.nook").read_bytes() == b"nook"
+    assert not other.exists()
+    assert folders.library_folder() == target
+    target.rename(tmp_path / "unplugged")
+    assert folders.library_folder() != target
+
+
+def test_models_are_not_moved_over_others(open_window, tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "data_folder", lambda: tmp_path)
+    driver = open_window()
+    driver.script.library_folder = lambda: tmp_path / "models"
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    (target / "SmolLM2 135M.nook").write_bytes(b"another")
+    driver.click("pageSettings")
+    driver.window.settings_page.move_library(target)
+    driver.until(lambda: any("is there already" in words for words in driver.texts("moveWords")))
+    assert (tmp_path / "models" / "SmolLM2 135M.nook").exists()
+    assert (target / "SmolLM2 135M.nook").read_bytes() == b"another"

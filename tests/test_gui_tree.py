@@ -163,9 +163,10 @@ def test_stopping_puts_what_waits_back_into_the_box(open_window):
     driver.script.hold.clear()
     driver.send("one")
     driver.send("two")
+    driver.write("typing")
     driver.click("stop")
     settle(driver)
-    assert driver.composer.toPlainText() == "two"
+    assert driver.composer.toPlainText() == "two\n\ntyping"
     driver.script.hold.set()
 
 

@@ -147,7 +147,7 @@ class MessageBox(QWidget):
         self.stop.call(tr("Stop"), tr("Stop") + "  (Esc)")
         self.stop.show_icon("stop", "window")
         self.stop.setFixedSize(34, 34)
-        self.stop.clicked.connect(self._session.stop)
+        self.stop.clicked.connect(self.stop_now)
         row.addWidget(self.stop)
         return row
 
@@ -166,6 +166,11 @@ class MessageBox(QWidget):
             self._ask_overflow()
         else:
             self._send()
+
+    def stop_now(self) -> None:
+        """End the running answer; what waits comes back into the box, before what is being typed."""
+        self.keep_draft()
+        self._session.stop()
 
     def _send(self) -> None:
         if self._session.send(self.composer.text(), tuple(self._files), self._begin.text()):
@@ -378,6 +383,7 @@ class MessageBox(QWidget):
             self._editing = ""
             self._edit_banner.hide()
             self._files.clear()
+            self._reading.clear()
             self._show_files()
         if not self._editing and self.composer.text() != self._session.draft:
             self.composer.setPlainText(self._session.draft)

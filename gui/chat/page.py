@@ -249,7 +249,7 @@ class ChatPage(QWidget):
         elif self.box.editing:
             self.box.end_edit()
         else:
-            self._session.stop()
+            self.box.stop_now()
 
     # ---- what is to be seen
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QKeySequence
-from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QKeySequenceEdit, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QFileDialog,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QKeySequenceEdit,
+    QLabel,
+    QVBoxLayout,
+    QWidget,
+)
 
 from engine.folders import library_folder, program_folder
 from engine.settings import EngineSettings
@@ -19,6 +28,7 @@ from gui.kit.layout import Page, card
 from gui.kit.shortcuts import ACTIONS, action_words
 from gui.models.library import reveal_path
 from gui.session import Session
+from gui.tasks import Moved, move_library
 
 __all__ = ["ENGINE", "GENERAL", "SettingsPage"]
 
@@ -60,6 +70,7 @@ class SettingsPage(Page):
         self.column.addStretch(1)
         session.preferences.changed.connect(self._show)
         session.model_changed.connect(self._show)
+        session.bridge.event.connect(self._apply)
         self._show()
 
     def _make_shortcuts(self) -> QFrame:
@@ -95,7 +106,16 @@ class SettingsPage(Page):
         made, column = card(tr("Where things are kept"))
         self._add_place(column, tr("Conversations and settings"), self._session.store.path.parent,
                         tr("Show the folder of conversations and settings"))  # fmt: skip
-        self._add_place(column, tr("Models"), library_folder(), tr("Show the folder of models"))
+        self._library = self._add_place(column, tr("Models"), library_folder(), tr("Show the folder of models"))
+        move = QHBoxLayout()
+        self._move = button(tr("Move the models…"), "tiny")
+        self._move.setObjectName("moveLibrary")
+        self._move.clicked.connect(self._browse_library)
+        move.addWidget(self._move)
+        self._moved = label("", "caption", wrap=True)
+        self._moved.setObjectName("moveWords")
+        move.addWidget(self._moved, 1)
+        column.addLayout(move)
         words = (
             tr("Everything lies beside the program (portable), in the folder data.")
             if (program_folder() / "portable").is_file()
@@ -109,7 +129,7 @@ class SettingsPage(Page):
         return made
 
     @staticmethod
-    def _add_place(column: QVBoxLayout, title: str, folder: Path, name: str) -> None:
+    def _add_place(column: QVBoxLayout, title: str, folder: Path, name: str) -> QLabel:
         place = QWidget()
         row = QHBoxLayout(place)
         row.setContentsMargins(0, 0, 0, 0)
@@ -122,9 +142,39 @@ class SettingsPage(Page):
         row.addLayout(words, 1)
         show = button(tr("Show"))
         show.setAccessibleName(name)
-        show.clicked.connect(lambda: reveal_path(folder))
+        show.clicked.connect(lambda: reveal_path(Path(where.text())))
         row.addWidget(show)
         column.addWidget(place)
+        return where
+
+    # ---- the library's place
+
+    def _browse_library(self) -> None:
+        dialog = QFileDialog(self, tr("Move the models…"))
+        dialog.setFileMode(QFileDialog.FileMode.Directory)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(lambda name: self.move_library(Path(name)))
+        dialog.open()
+
+    def move_library(self, folder: Path) -> None:
+        """Move all converted models; the one that is loaded is unloaded first."""
+        if self._session.conversions.busy:
+            self._moved.setText(tr("A conversion writes there now; move the models when it is done."))
+            return
+        self._session.unload()
+        self._move.setEnabled(False)
+        self._session.bridge.task("move", lambda api, stop: move_library(api, stop, folder))
+
+    def _apply(self, event: object) -> None:
+        if not isinstance(event, Moved):
+            return
+        self._move.setEnabled(event.done)
+        if not event.done:
+            self._moved.setText(f"{event.share:.0%}")
+            return
+        self._moved.setText(event.sentence or tr("The models were moved."))
+        self._library.setText(str(library_folder()))
+        self._session.bridge.refresh_library()
 
     # ---- shortcuts
 
