@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import (
     QAbstractButton,
@@ -243,11 +243,17 @@ def test_pinned_first_then_folders_then_dates(open_window):
     driver.session.pin("a", pinned=True)
     driver.session.move("b", "Work")
     model = driver.find("chatList").model()
-    shown = [model.index(row).data() for row in range(model.rowCount())]
-    assert shown == ["Pinned", "Title a", "Work", "Title b", "Today", "Title c"]
+    assert driver.titles() == ["Title a", "Title b", "Title c"]
+    assert [model.headings[row].text for row in range(3)] == ["Pinned", "Work", "Today"]
     view = driver.find("chatList")
-    driver.qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=view.visualRect(model.index(2)).center())
-    assert [model.index(row).data() for row in range(model.rowCount())] == shown[:3] + shown[4:]
+    place = view.visualRect(model.index(1)).topLeft() + QPoint(20, 8)
+    driver.qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=place)
+    assert driver.titles() == ["Title a", "Title c"]
+    assert driver.session.current is None
+    assert [model.index(row).data() for row in range(3)] == ["Title a", "Work", "Title c"]
+    driver.qtbot.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=view.visualRect(model.index(1)).center())
+    assert driver.titles() == ["Title a", "Title b", "Title c"]
+    driver.session.preferences.change(closed_folders=["Work"])
     again = driver.reopen()
     assert again.titles() == ["Title a", "Title c"]
     again.close()

@@ -295,7 +295,7 @@ def test_a_click_opens_a_conversation(open_window):
     fill(driver)
     view = driver.find("chatList")
     driver.qtbot.mouseClick(
-        view.viewport(), Qt.MouseButton.LeftButton, pos=view.visualRect(view.model().index(2)).center()
+        view.viewport(), Qt.MouseButton.LeftButton, pos=view.visualRect(view.model().index(1)).center()
     )
     assert contents(driver) == [("user", "a question about chimneys")]
 
@@ -304,8 +304,8 @@ def test_renaming_in_place(open_window):
     driver = open_window()
     fill(driver)
     view = driver.find("chatList")
-    view.setCurrentIndex(view.model().index(1))
-    view.edit(view.model().index(1))
+    view.setCurrentIndex(view.model().index(0))
+    view.edit(view.model().index(0))
     editor = view.findChild(QLineEdit)
     editor.setText("")
     QApplication.sendEvent(editor, QInputMethodEvent("xin", []))
@@ -322,7 +322,7 @@ def test_deleting_asks_first(open_window):
     driver = open_window()
     fill(driver)
     view = driver.find("chatList")
-    view.setCurrentIndex(view.model().index(1))
+    view.setCurrentIndex(view.model().index(0))
     for name, left in (("Cancel", 3), ("Delete", 2)):
         QTest.keyClick(view, Qt.Key.Key_Delete)
         box = driver.window.findChild(QWidget, "confirm")

@@ -22,7 +22,7 @@ from PySide6.QtCore import (
     Qt,
     Signal,
 )
-from PySide6.QtGui import QKeyEvent, QPainter
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QLineEdit,
@@ -47,7 +47,10 @@ Index = QModelIndex | QPersistentModelIndex
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A line above some conversations. folder: whose line it is, "" for a date; closed: they are not shown."""
+    """A line above the first conversation of a group, in its row; a closed folder has a row of its own.
+
+    folder: whose line it is, "" for a date
+    """
 
     text: str
     folder: str = ""
@@ -55,9 +58,10 @@ class Heading:
 
 
 class ChatListModel(QAbstractListModel):
-    """Conversations in the order in which they are shown, under headings; some of them being answered."""
+    """Conversations in the order in which they are shown, some with a heading; some of them being answered."""
 
     RowRole = Qt.ItemDataRole.UserRole
+    HeadingRole = Qt.ItemDataRole.UserRole + 2
     RunningRole = Qt.ItemDataRole.UserRole + 1
 
     def __init__(self, rename: Callable[[str, str], None], closed: Iterable[str] = ()) -> None:
@@ -67,10 +71,11 @@ class ChatListModel(QAbstractListModel):
         self._grouped = True
         self.conversations: list[Conversation] = []
         self.rows: list[Heading | Conversation] = []
+        self.headings: dict[int, Heading] = {}  # by row
         self.running: frozenset[str] = frozenset()
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008 (Qt's signature)
-        """One row per conversation and heading."""
+        """One row per conversation and closed folder."""
         return 0 if parent.isValid() else len(self.rows)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
@@ -78,6 +83,8 @@ class ChatListModel(QAbstractListModel):
         row = self.rows[index.row()]
         if role == self.RowRole:
             return row
+        if role == self.HeadingRole:
+            return self.headings.get(index.row())
         if isinstance(row, Heading):
             shown = {Qt.ItemDataRole.DisplayRole, Qt.ItemDataRole.AccessibleTextRole}
             return row.text if role in shown else None
@@ -91,10 +98,10 @@ class ChatListModel(QAbstractListModel):
         return None
 
     def flags(self, index: Index) -> Qt.ItemFlag:
-        """Titles can be edited in place; a date is only read."""
+        """Titles can be edited in place."""
         row = self.rows[index.row()] if index.isValid() else None
         if isinstance(row, Heading):
-            return Qt.ItemFlag.ItemIsEnabled if row.folder else Qt.ItemFlag.NoItemFlags
+            return Qt.ItemFlag.ItemIsEnabled
         return super().flags(index) | Qt.ItemFlag.ItemIsEditable
 
     def setData(self, index: Index, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
@@ -109,14 +116,13 @@ class ChatListModel(QAbstractListModel):
         """Show other conversations, or the same in another order."""
         self.conversations = conversations
         self._grouped = grouped
-        rows: list[Heading | Conversation] = []
-        rows += _grouped(conversations, self._closed) if grouped else conversations
-        if list(map(_identity, rows)) == list(map(_identity, self.rows)):
+        rows, headings = _grouped(conversations, self._closed) if grouped else ([*conversations], {})
+        if (list(map(_identity, rows)), headings) == (list(map(_identity, self.rows)), self.headings):
             self.rows = rows
             self._say_changed()
             return
         self.beginResetModel()
-        self.rows = rows
+        self.rows, self.headings = rows, headings
         self.endResetModel()
 
     def close_folders(self, closed: Iterable[str]) -> None:
@@ -139,32 +145,43 @@ def _identity(row: Heading | Conversation) -> object:
     return row.id if isinstance(row, Conversation) else row
 
 
-def _grouped(conversations: Sequence[Conversation], closed: frozenset[str]) -> list[Heading | Conversation]:
-    """Pinned ones, then folders by name, then the rest by their age; each group under its heading."""
+def _grouped(
+    conversations: Sequence[Conversation], closed: frozenset[str]
+) -> tuple[list[Heading | Conversation], dict[int, Heading]]:
+    """Pinned ones, then folders by name, then the rest by their age; the heading of each group by its first row."""
     rows: list[Heading | Conversation] = []
-    pinned = [known for known in conversations if known.pinned]
-    if pinned:
-        rows += [Heading(tr("Pinned")), *pinned]
+    headings: dict[int, Heading] = {}
+
+    def add(heading: Heading, group: Sequence[Conversation]) -> None:
+        if group:
+            headings[len(rows)] = heading
+            rows.extend(group)
+
+    add(Heading(tr("Pinned")), [known for known in conversations if known.pinned])
     folders: dict[str, list[Conversation]] = {}
     for known in conversations:
         if known.folder and not known.pinned:
             folders.setdefault(known.folder, []).append(known)
     for folder, inside in sorted(folders.items(), key=lambda item: item[0].casefold()):
-        rows.append(Heading(folder, folder, folder in closed))
-        rows += [] if folder in closed else inside
+        if folder in closed:
+            rows.append(Heading(folder, folder, closed=True))
+        else:
+            add(Heading(folder, folder), inside)
     today = datetime.now().astimezone().replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
     day = 86_400
     ages = ((today, tr("Today")), (today - day, tr("Yesterday")), (today - 6 * day, tr("The last seven days")))
-    said = ""
+    dated: dict[str, list[Conversation]] = {}
     for known in conversations:
-        if known.pinned or known.folder:
-            continue
-        age = next((words for since, words in ages if known.changed_s >= since), tr("Older"))
-        if age != said:
-            rows.append(Heading(age))
-            said = age
-        rows.append(known)
-    return rows
+        if not known.pinned and not known.folder:
+            age = next((words for since, words in ages if known.changed_s >= since), tr("Older"))
+            dated.setdefault(age, []).append(known)
+    for age, group in dated.items():
+        add(Heading(age), group)
+    return rows, headings
+
+
+def _heading_height() -> int:
+    return look().px(12) + 16
 
 
 class _Row(QStyledItemDelegate):
@@ -174,20 +191,24 @@ class _Row(QStyledItemDelegate):
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         row = index.data(ChatListModel.RowRole)
         if isinstance(row, Heading):
-            return QSize(120, look().px(12) + 20)
-        snippet = row.snippet
-        return QSize(120, look().px(14) + 20 + (look().px(12) + 6 if snippet else 0))
+            return QSize(120, _heading_height())
+        above = _heading_height() if index.data(ChatListModel.HeadingRole) is not None else 0
+        return QSize(120, above + look().px(14) + 20 + (look().px(12) + 6 if row.snippet else 0))
 
     @override
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         conversation = index.data(ChatListModel.RowRole)
+        heading = conversation if isinstance(conversation, Heading) else index.data(ChatListModel.HeadingRole)
+        rect = QRect(option.rect)  # type: ignore[attr-defined]
+        if heading is not None:
+            self._paint_heading(painter, QRect(rect.left(), rect.top(), rect.width(), _heading_height()), heading)
+            rect.setTop(rect.top() + _heading_height())
         if isinstance(conversation, Heading):
-            self._paint_heading(painter, option, conversation)
             painter.restore()
             return
-        state, rect = option.state, QRect(option.rect).adjusted(0, 1, 0, -1)  # type: ignore[attr-defined]
+        state, rect = option.state, rect.adjusted(0, 1, 0, -1)  # type: ignore[attr-defined]
         selected = bool(state & QStyle.StateFlag.State_Selected)
         if selected or state & QStyle.StateFlag.State_MouseOver:
             painter.setPen(Qt.PenStyle.NoPen)
@@ -220,12 +241,10 @@ class _Row(QStyledItemDelegate):
         painter.restore()
 
     @staticmethod
-    def _paint_heading(painter: QPainter, option: QStyleOptionViewItem, heading: Heading) -> None:
-        state, rect = option.state, QRect(option.rect)  # type: ignore[attr-defined]
-        inner = rect.adjusted(11, 8, -11, 0)
-        hot = bool(heading.folder) and bool(state & QStyle.StateFlag.State_MouseOver)
+    def _paint_heading(painter: QPainter, rect: QRect, heading: Heading) -> None:
+        inner = rect.adjusted(11, 6, -11, 0)
         painter.setFont(look().font(12, bold=True))
-        painter.setPen(look().color("text" if hot else "muted"))
+        painter.setPen(look().color("muted"))
         if heading.folder:
             size = look().px(14)
             middle = inner.center().y() - size / 2
@@ -240,6 +259,13 @@ class _Row(QStyledItemDelegate):
         editor = LineEdit(parent)
         editor.setAccessibleName(tr("Title"))
         return editor
+
+    @override
+    def updateEditorGeometry(self, editor: QWidget, option: QStyleOptionViewItem, index: Index) -> None:
+        rect = QRect(option.rect)  # type: ignore[attr-defined]
+        if index.data(ChatListModel.HeadingRole) is not None:
+            rect.setTop(rect.top() + _heading_height())
+        editor.setGeometry(rect)
 
     @override
     def setEditorData(self, editor: QWidget, index: Index) -> None:
@@ -318,6 +344,20 @@ class ChatList(QListView):
             self.remove_asked.emit(row.id)
         else:
             super().keyPressEvent(event)
+
+    def _heading_at(self, place: QPoint) -> Heading | None:
+        """The heading under a point; a click there opens no conversation."""
+        index = self.indexAt(place)
+        heading: Heading | None = index.data(ChatListModel.HeadingRole) if index.isValid() else None
+        return heading if heading is not None and place.y() < self.visualRect(index).top() + _heading_height() else None
+
+    @override
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        heading = self._heading_at(event.position().toPoint())
+        if heading is None:
+            super().mousePressEvent(event)
+        elif heading.folder:
+            self.folder_toggled.emit(heading.folder)
 
     def _menu(self, place: QPoint) -> None:
         row = self.indexAt(place).data(ChatListModel.RowRole)
