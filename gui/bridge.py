@@ -138,6 +138,7 @@ class Answering:
     sampling: Sampling
     begin: str = ""
     alternatives: int | None = None
+    overflow: api.Overflow = "stop"
     started_s: float = 0.0
 
 
@@ -206,7 +207,10 @@ class Bridge(QObject):
         self._do(job, request_id=asked.id)
 
     def _request(self, asked: Answering) -> api.Request:
-        messages = tuple(self._api.Message(message.role, message.content) for message in asked.messages)
+        messages = tuple(
+            self._api.Message(message.role, message.content, pinned=bool(message.facts.get("pinned")))
+            for message in asked.messages
+        )
         started = datetime.fromtimestamp(asked.started_s).astimezone() if asked.started_s else None
         request: api.Request = self._api.Request(
             asked.id,
@@ -215,6 +219,7 @@ class Bridge(QObject):
             logprobs=asked.alternatives,
             started=started,
             begin=asked.begin,
+            overflow=asked.overflow,
         )
         return request
 

@@ -38,6 +38,12 @@ __all__ = ["ModelState", "Running", "Session", "Waiting"]
 _KEEP_MS = 1000
 _TITLE = 80
 _ALTERNATIVES = 5
+_POLICIES: dict[str, api.Overflow] = {
+    "ask": "stop",
+    "rolling": "rolling",
+    "middle": "middle",
+    "summarise": "summarise",
+}
 _DRAFT = "draft"  # the subject of a count of what is being written
 
 
@@ -55,6 +61,7 @@ class Running:
     kept: int = 0  # characters that are stored
     asked: bool = False  # the engine has it
     trace: list[api.TokenLogprob] = field(default_factory=list)
+    unseen: tuple[str, ...] = ()  # messages that did not fit the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +221,7 @@ class Session(ModelDesk):
             turn = self._shown(running.turn) if running is not None else Turn(message)
             turns.append(with_versions(turn, siblings))
         self.chat.show(turns)
+        self._mark_unseen()
         self._forget_figures()
         self.current_changed.emit()
         self.parameters_changed.emit()
@@ -304,6 +312,35 @@ class Session(ModelDesk):
             self._store_of(self.current.id).change(self.current.id, system=text)
             self._count()
         self.parameters_changed.emit()
+
+    @property
+    def overflow(self) -> str:
+        """What happens when this chat outgrows the context."""
+        chosen = self.current.settings.get("overflow") if self.current is not None else None
+        return str(chosen or self.preferences.values.overflow)
+
+    def choose_overflow(self, policy: str) -> None:
+        """Decide it for this chat."""
+        if self.current is not None:
+            settings = {**self.current.settings, "overflow": policy}
+            self.current = replace(self.current, settings=settings)
+            self._store_of(self.current.id).change(self.current.id, settings=settings)
+
+    def pin_message(self, identity: str) -> None:
+        """Let the model always read a message, however long the chat becomes; again: no longer."""
+        row = self._row(identity)
+        if row < 0:
+            return
+        turn = self.chat.turns[row]
+        facts = {**turn.message.facts, "pinned": not turn.message.facts.get("pinned", False)}
+        turn = replace(turn, message=replace(turn.message, facts=facts))
+        self._store_of(turn.message.conversation).keep_facts(turn.message)
+        self.chat.put(turn)
+
+    def _mark_unseen(self) -> None:
+        """What the last answer was made without."""
+        answers = [turn.message for turn in self.chat.turns if turn.message.role == "assistant"]
+        self.chat.mark_unseen(frozenset(answers[-1].facts.get("unseen", ())) if answers else ())
 
     # ---- answers
 
@@ -559,6 +596,7 @@ class Session(ModelDesk):
                     running.sampling,
                     message.content[: running.turn.begun],
                     _ALTERNATIVES if self.preferences.values.keep_probabilities else None,
+                    _POLICIES[self.overflow],
                     self._started_s if self._in_view(running.turn) else 0.0,
                 )
                 self.bridge.answer(asked, running.stored)
@@ -571,6 +609,8 @@ class Session(ModelDesk):
             facts["first_s"] = round(running.first_s - running.begin_s, 3)
         if running.thought_s:
             facts["thought_s"] = round(running.thought_s - running.begin_s, 2)
+        if running.unseen:
+            facts["unseen"] = list(running.unseen)
         turn = replace(turn, message=replace(turn.message, facts=facts))
         store = self._store_of(turn.message.conversation)
         store.finish(turn.message)
@@ -580,6 +620,7 @@ class Session(ModelDesk):
             self._keep.stop()
         self.chat.put(turn)
         if self._in_view(turn):
+            self._mark_unseen()
             self.speed_tps = float(facts.get("decode_tps", 0.0))
             self.first_s = float(facts.get("first_s", 0.0))
             if "prompt_tokens" in facts:
@@ -667,6 +708,11 @@ class Session(ModelDesk):
         from engine import api  # loaded long since: the event came from there
 
         match event:
+            case api.ContextCut():
+                cut = self.running.get(event.request_id)
+                if cut is not None:
+                    dropped = (cut.history[index].id for index in event.dropped_messages if index < len(cut.history))
+                    cut.unseen = tuple(dict.fromkeys((*cut.unseen, *dropped)))
             case api.Started() | api.Progress() | api.Delta() | api.Done() | api.Failed():
                 running = self.running.get(event.request_id or "")
                 if running is not None:

@@ -103,6 +103,7 @@ class ScriptedApi:
         self.convert_steps = 10
         self.convert_failure = ""
         self.import_s = 0.0
+        self.dropped: tuple[int, ...] = ()  # messages that do not fit the context
         self.damage = ""  # what `verify` finds
         self.benches: list[Path] = []
         self.requests: list[api.Request] = []
@@ -284,6 +285,8 @@ class ScriptedEngine:
             usage = api.Usage(total, 0, len(said), 0.0, 0.1, decode_s)
             sink(api.Done(identity, reason, "".join(said), usage))
 
+        if script.dropped and request.overflow != "stop":
+            sink(api.ContextCut(identity, request.overflow, script.dropped))
         for step in range(script.prefill_steps):
             eta = (script.prefill_steps - step) * script.step_s
             sink(api.Progress("prefill", step * 128, total, "tokens", "", identity, eta))

@@ -355,3 +355,29 @@ def test_exports_hold_what_is_in_view(open_window):
     assert "a.txt" in to_markdown(conversation, line)
     assert "a.txt" in to_html(conversation, line)
     assert json.loads(to_json(conversation, messages))["messages"][0]["attached"] == [{"name": "a.txt", "text": "text"}]
+
+
+def test_what_the_model_no_longer_reads_is_marked_and_pinned_messages_are_named(open_window):
+    driver = open_window()
+    driver.ask("one")
+    driver.ask("two")
+    pinned = driver.session.chat.turns[2].message.id
+    driver.transcript.act("pin", pinned)
+    driver.script.dropped = (0, 1)
+    driver.write("x" * 40_000)
+    driver.until(lambda: "too long" in driver.find("sendHint", QLabel).text())
+    driver.click("send")
+    driver.window.findChild(QWidget, "confirm").findChild(QAbstractButton, "overflowRolling").click()
+    settle(driver)
+    request = driver.script.requests[-1]
+    assert request.overflow == "rolling"
+    assert [message.pinned for message in request.prompt] == [False, False, True, False, False]
+    assert [turn.unseen for turn in driver.session.chat.turns] == [True, True, False, False, False, False]
+    driver.transcript.verticalScrollBar().setValue(0)
+    notes = {note.accessibleName() for note in driver.window.findChildren(QWidget, "unseenNote") if note.isVisible()}
+    assert notes == {"The model no longer reads this", "Pinned: the model always reads this"}
+    again = driver.reopen()
+    again.session.open(again.session.store.conversations()[0].id)
+    assert [turn.unseen for turn in again.session.chat.turns][:3] == [True, True, False]
+    assert again.session.overflow == "rolling"
+    again.close()

@@ -162,7 +162,7 @@ class MessageBox(QWidget):
             self.end_edit()
         elif self._reading:
             return
-        elif self._too_long:
+        elif self._too_long and self._session.overflow == "ask":
             self._ask_overflow()
         else:
             self._send()
@@ -201,6 +201,9 @@ class MessageBox(QWidget):
             ways.append((words, "overflowReload", "", lambda: session.load_with_context(more)))
         if session.chat.turns and session.draft_tokens < session.context_tokens:
             ways.append((tr("Ask in a new chat"), "overflowNew", "", self._send_in_new_chat))
+        rolling = tr("Leave out the oldest messages")
+        if session.chat.turns:
+            ways.append((rolling, "overflowRolling", "", self._send_rolling))
         ways.append((tr("Send anyway"), "overflowSend", "", self._send))
         detail = tr(
             "With this message the conversation takes {needed} tokens, and the context holds {context}.",
@@ -208,6 +211,10 @@ class MessageBox(QWidget):
             context=count_words(session.context_tokens),
         )
         choose(self, tr("This is more than the model can read"), detail, ways)
+
+    def _send_rolling(self) -> None:
+        self._session.choose_overflow("rolling")
+        self._send()
 
     def _send_in_new_chat(self) -> None:
         text, files, begin = self.composer.text(), tuple(self._files), self._begin.text()
@@ -330,9 +337,7 @@ class MessageBox(QWidget):
             tr("This conversation: {count} tokens", count=count_words(session.context_used)),
             tr("This message: {count} tokens", count=count_words(session.draft_tokens)),
             tr("Room for the answer: {count} tokens", count=count_words(left)),
-            tr("The model still sees the whole conversation.")
-            if session.context_used <= session.context_tokens
-            else tr("The conversation is longer than the context."),
+            self._seen_words(),
         ]
         menu = QMenu(self)
         menu.setObjectName("contextMenu")
@@ -346,6 +351,14 @@ class MessageBox(QWidget):
             menu.addAction(words).triggered.connect(lambda: session.load_with_context(more))
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(self.gauge.mapToGlobal(QPoint(0, -menu.sizeHint().height() - 4)))
+
+    def _seen_words(self) -> str:
+        unseen = sum(turn.unseen for turn in self._session.chat.turns)
+        if unseen:
+            return tr("The model no longer reads {count} messages.", count=str(unseen))
+        if self._session.context_used > self._session.context_tokens:
+            return tr("The conversation is longer than the context.")
+        return tr("The model still sees the whole conversation.")
 
     # ---- drafts
 

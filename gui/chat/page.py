@@ -145,6 +145,8 @@ class ChatPage(QWidget):
                 session.branch(message)
             case "edit":
                 self._edit(message)
+            case "pin":
+                session.pin_message(message)
             case "tokens":
                 self._show_tokens(message)
             case "delete":

@@ -6,7 +6,7 @@ conversation in the background grows by the same rule as the one in view.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ class Turn:
     begun: int = 0  # characters that were there before this answer began
     version: int = 0  # which of the versions this is, from 0
     versions: int = 1
+    unseen: bool = False  # the model does not read it any more
 
     @property
     def growing(self) -> bool:
@@ -157,11 +158,18 @@ class ChatModel(QAbstractListModel):
                 self.turns[row] = numbered
                 self.dataChanged.emit(self.index(row), self.index(row))
 
+    def mark_unseen(self, unseen: Collection[str]) -> None:
+        """Say which messages the model does not read any more."""
+        for row, turn in enumerate(self.turns):
+            if turn.unseen != (turn.message.id in unseen):
+                self.turns[row] = replace(turn, unseen=not turn.unseen)
+                self.dataChanged.emit(self.index(row), self.index(row))
+
     def put(self, turn: Turn) -> None:
         """Replace the turn of the same identity, if it is in view."""
         for row in range(len(self.turns) - 1, -1, -1):
             if self.turns[row].message.id == turn.message.id:
                 known = self.turns[row]
-                self.turns[row] = replace(turn, version=known.version, versions=known.versions)
+                self.turns[row] = replace(turn, version=known.version, versions=known.versions, unseen=known.unseen)
                 self.dataChanged.emit(self.index(row), self.index(row))
                 return

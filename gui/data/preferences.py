@@ -80,6 +80,21 @@ class Preferences(BaseModel):
         bool,
         Field(title="Streaming", description="Show the answer while it is written; off: when it is complete."),
     ] = True
+    overflow: Annotated[
+        Literal["ask", "rolling", "middle", "summarise"],
+        Field(
+            title="When a chat outgrows the context",
+            description="What the model no longer reads then; pinned messages and instructions always stay.",
+            json_schema_extra={
+                "labels": {
+                    "ask": "Ask me",
+                    "rolling": "Leave out the oldest messages",
+                    "middle": "Leave out the middle",
+                    "summarise": "Summarise the oldest messages",
+                }
+            },
+        ),
+    ] = "ask"
     keep_probabilities: Annotated[
         bool,
         Field(

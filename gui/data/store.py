@@ -327,6 +327,11 @@ class Store:
 
         return self._write(job)
 
+    def keep_facts(self, message: Message) -> Future[Any]:
+        """Keep what is noted of a message."""
+        facts = json.dumps(message.facts)
+        return self._write(lambda db: db.execute("UPDATE message SET facts = ? WHERE id = ?", (facts, message.id)))
+
     def keep_trace(self, identity: str, tokens: str) -> Future[Any]:
         """Keep the probabilities of an answer's tokens (JSON)."""
         return self._write(

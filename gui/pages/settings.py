@@ -32,7 +32,7 @@ from gui.tasks import Moved, move_library
 
 __all__ = ["ENGINE", "GENERAL", "SettingsPage"]
 
-GENERAL = ("language", "theme", "text_size", "send_on_enter", "keep_probabilities")
+GENERAL = ("language", "theme", "text_size", "send_on_enter", "overflow", "keep_probabilities")
 ENGINE = ("threads", "free_cores", "context", "kv", "load", "max_batch_size")
 _WIDTH = 640
 

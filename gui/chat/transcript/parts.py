@@ -19,7 +19,7 @@ from gui.kit.icons import paint_icon
 from gui.kit.theme import look
 from gui.kit.timing import timer
 
-__all__ = ["Files", "Foot", "Head", "Status", "Thinking", "Thought", "User"]
+__all__ = ["Files", "Foot", "Head", "Status", "Thinking", "Thought", "Unseen", "User"]
 
 _SIDE = 28  # a small button
 
@@ -168,6 +168,35 @@ class Files(QWidget):
             painter.setPen(look().color("text"))
             inner = rect.adjusted(32, 0, -10, 0)
             painter.drawText(inner, Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, said)
+
+
+class Unseen(QWidget):
+    """Whether the model reads a message at all, where that needs saying."""
+
+    def __init__(self, view: Desk) -> None:
+        super().__init__(view.viewport())
+        self.setObjectName("unseenNote")
+        self._words = ""
+
+    def fill(self, cell: Cell, width: int) -> int:
+        """Show it."""
+        del width
+        self._words = cell.text
+        self.setAccessibleName(cell.text)
+        self.update()
+        return look().px(20)
+
+    @override
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setFont(look().font(12))
+        painter.setPen(look().color("faint"))
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignCenter, self._words)
+        wide = painter.fontMetrics().horizontalAdvance(self._words) / 2 + 14
+        y, middle = self.height() / 2, self.width() / 2
+        painter.setPen(look().color("line"))
+        painter.drawLine(QPointF(0, y), QPointF(middle - wide, y))
+        painter.drawLine(QPointF(middle + wide, y), QPointF(self.width(), y))
 
 
 class Head(QWidget):

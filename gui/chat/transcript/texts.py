@@ -35,7 +35,7 @@ __all__ = ["Cell", "CellWidget", "Code", "CopyButton", "Desk", "Kind", "Prose", 
 _CODE_LINE = 4000  # longer lines of code are broken when shown: their layout would stop the window
 _MEASURED_LINES = 300
 
-Kind = Literal["head", "files", "user", "thought", "thinking", "prose", "code", "status", "foot"]
+Kind = Literal["head", "unseen", "files", "user", "thought", "thinking", "prose", "code", "status", "foot"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from PySide6.QtWidgets import QAbstractScrollArea, QFrame, QMenu, QPlainTextEdit
 from typing_extensions import override
 
 from gui.chat.markdown import Splitter, plain_parts, write_markdown
-from gui.chat.transcript.parts import Files, Foot, Head, Status, Thinking, Thought, User
+from gui.chat.transcript.parts import Files, Foot, Head, Status, Thinking, Thought, Unseen, User
 from gui.chat.transcript.texts import Cell, CellWidget, Code, Kind, Prose, broken
 from gui.chat.turns import ChatModel, Turn
 from gui.data.history import thought_of
@@ -54,6 +54,7 @@ _FLUSH_MS = 50
 
 _GAPS: dict[Kind, int] = {
     "head": 6,
+    "unseen": 4,
     "files": 6,
     "user": 2,
     "thought": 10,
@@ -64,8 +65,9 @@ _GAPS: dict[Kind, int] = {
     "foot": 0,
 }
 _TEXTS = {"prose", "code", "user", "thinking"}
-_MAKERS: dict[Kind, type[Files | Foot | Head | Status | Thinking | Thought | User | Prose | Code]] = {
+_MAKERS: dict[Kind, type[Files | Foot | Head | Status | Thinking | Thought | Unseen | User | Prose | Code]] = {
     "head": Head,
+    "unseen": Unseen,
     "files": Files,
     "user": User,
     "thought": Thought,
@@ -266,9 +268,14 @@ class Transcript(QAbstractScrollArea):
 
     def _cells(self, row: int) -> list[Cell]:
         turn = self._entries[row].turn
+        cells = []
+        if turn.unseen:
+            cells.append(Cell("unseen", tr("The model no longer reads this")))
+        elif turn.message.facts.get("pinned"):
+            cells.append(Cell("unseen", tr("Pinned: the model always reads this")))
         if turn.message.role == "user":
-            return self._user_cells(turn)
-        cells = [Cell("head", turn.message.model or tr("Answer"))]
+            return cells + self._user_cells(turn)
+        cells.append(Cell("head", turn.message.model or tr("Answer")))
         text = turn.message.content
         thought = thought_of(text)
         if thought is not None:
@@ -689,6 +696,7 @@ class Transcript(QAbstractScrollArea):
                 ("tokens", tr("Token view…"), not turn.growing),
             ]
         actions += [
+            ("pin", tr("Pin for the model") if not turn.message.facts.get("pinned") else tr("Unpin"), not turn.growing),
             ("branch", tr("New chat from here"), not turn.growing),
             ("delete", tr("Delete from here on…"), idle),
         ]
