@@ -422,7 +422,7 @@ class Session(ModelDesk):
         if not self.can_answer or row < 1 or turns[row].message.role != "assistant":
             return
         self.chat.cut(row)
-        self._answer(self.chat.turns[-1].message)
+        self._answer(self.chat.turns[-1].message, again=True)
 
     def edit(self, identity: str, text: str) -> None:
         """Write a message anew as another version; a question is answered at once."""
@@ -442,7 +442,7 @@ class Session(ModelDesk):
         self.chat.cut(row)
         self.chat.append(Turn(message))
         if question:
-            self._answer(message)
+            self._answer(message, again=True)
         else:
             self._renumber()
             self._count()
@@ -496,7 +496,7 @@ class Session(ModelDesk):
             return
         if instead is not None:
             self.chat.cut(row)
-            self._answer(self.chat.turns[-1].message, instead)
+            self._answer(self.chat.turns[-1].message, instead, again=True)
             return
         self.chat.cut(row + 1)
         turn = self.chat.turns[row]
@@ -543,7 +543,8 @@ class Session(ModelDesk):
     def _started_s(self) -> float:
         return self.chat.turns[0].message.created_s if self.chat.turns else 0.0
 
-    def _answer(self, question: Message, begin: str = "") -> None:
+    def _answer(self, question: Message, begin: str = "", *, again: bool = False) -> None:
+        """Begin an answer. again: it, or its question, is another version of one that is there."""
         name = self.state.model.name if self.state.model is not None else self.state.name
         message = Message(
             new_id(),
@@ -558,7 +559,8 @@ class Session(ModelDesk):
         stored = self._store_of(question.conversation).add(message)
         turn = Turn(message, begun=len(begin))
         self.chat.append(turn)
-        self._renumber()
+        if again:
+            self._renumber()
         self._run(turn, stored)
 
     def _run(self, turn: Turn, stored: Future[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from PySide6.QtCore import Signal
@@ -14,6 +15,8 @@ from gui.kit.words import duration_words, size_words
 
 __all__ = ["JobCard"]
 
+_MEASURED_SHARE = 0.03  # how much must be done before a forecast is worth saying
+
 
 class JobCard(QFrame):
     """One job; its buttons say what is wanted of it: "stop", "resume", "forget" or "chat"."""
@@ -24,6 +27,7 @@ class JobCard(QFrame):
         super().__init__()
         self.number = job.number
         self.job = job
+        self._first: tuple[float, float] | None = None  # when progress was first seen, and how much there was
         self.setProperty("role", "card")
         column = QVBoxLayout(self)
         column.setContentsMargins(24, 18, 24, 20)
@@ -78,7 +82,7 @@ class JobCard(QFrame):
         share = job.progress.done / job.progress.total if job.progress is not None and job.progress.total else 0.0
         self._bar.setVisible(job.state in {"running", "stopping", "stopped"})
         self._bar.setValue(round(1000 * share))
-        self._words.setText(_words(job, share))
+        self._words.setText(_words(job, share, self._left_s(job, share)))
         shown = {
             "waiting": {"stop"},
             "running": {"stop"},
@@ -92,8 +96,21 @@ class JobCard(QFrame):
         self._buttons["stop"].setEnabled(job.state != "stopping")
         self._buttons["forget"].setText(tr("Close") if job.state == "done" else tr("Discard"))
 
+    def _left_s(self, job: Job, share: float) -> float | None:
+        """The engine's forecast, or one from the time it took so far; None before there is anything to go by."""
+        if job.state != "running" or job.progress is None:
+            self._first = None
+            return None
+        now_s = time.monotonic()
+        if self._first is None:
+            self._first = (now_s, share)
+        since_s, done = now_s - self._first[0], share - self._first[1]
+        if job.progress.eta_s is not None or done < _MEASURED_SHARE:
+            return job.progress.eta_s
+        return since_s * (1 - share) / done
 
-def _words(job: Job, share: float) -> str:
+
+def _words(job: Job, share: float, left_s: float | None) -> str:
     progress = job.progress
     match job.state:
         case "waiting":
@@ -114,8 +131,8 @@ def _words(job: Job, share: float) -> str:
         words = f"{share:.0%}"
     if progress.stage == "verify":
         words = tr("Checking") + " · " + words
-    if progress.eta_s is not None and share < 1:
-        words += " · " + tr("about {time} left", time=duration_words(progress.eta_s))
+    if left_s is not None and share < 1:
+        words += " · " + tr("about {time} left", time=duration_words(left_s))
     return words
 
 
