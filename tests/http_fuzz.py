@@ -150,7 +150,7 @@ def fuzz(client: Client, bodies: int, seed: int) -> Counter[int]:
     """
     chance = random.Random(seed)
     statuses: Counter[int] = Counter()
-    connection = http.client.HTTPConnection(*client.address, timeout=60)
+    connection = http.client.HTTPConnection(*client.address, timeout=600)
     for number in range(bodies):
         data, path = body(chance), chance.choice(PATHS)
         connection.request("POST", path, data, {"Content-Type": "application/json"})

@@ -80,7 +80,7 @@ def serving(
 
     thread = threading.Thread(target=run, name="server")
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(300)
     if failures:
         thread.join()
         raise failures[0]

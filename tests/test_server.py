@@ -827,6 +827,7 @@ def test_tokenize_and_back(client: Client) -> None:
         ("/tokenize", {}),
         ("/tokenize", {"prompt": "a", "messages": turns}),
         ("/tokenize", {"prompt": 1}),
+        ("/tokenize", {"messages": []}),
         ("/detokenize", {}),
         ("/detokenize", {"tokens": ["a"]}),
         ("/detokenize", {"tokens": [-1]}),

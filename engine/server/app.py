@@ -272,10 +272,9 @@ class _Endpoints:
         if len(given) + (body.messages is not None) != 1:
             raise ApiError(400, "give either a text as prompt or a conversation as messages", param="prompt")
         prompt: Prompt = given[0] if given else chat_messages(body.messages or [])
-        if prompt == "":
-            ids: tuple[int, ...] = ()
+        ids: tuple[int, ...] = ()
         async with self._hub.use(self._hub.find(body.model)) as (engine, info):
-            if prompt:
+            if prompt != "":  # no text has no ids; a prompt must have some
                 ids = await _asked(partial(engine.encode, prompt, {}))
         return _json({"tokens": ids, "count": len(ids), "max_model_len": info.context})
 
