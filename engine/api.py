@@ -742,11 +742,12 @@ def _opened(
     """Load a model from wherever it is. cap: a context beyond the model's is cut to it."""
     from engine.convert.load import open_model
     from engine.core.cpu import machine
+    from engine.core.library import prepared_kernels
     from engine.runtime.autotune import recall
-    from engine.runtime.model import assembled, prepared_kernels
+    from engine.runtime.model import assembled
 
     found = resolve_model(path)
-    kernels = yield from prepared_kernels(settings, cache_folder())
+    kernels = yield from prepared_kernels(settings.tier)
     source = yield from open_model(found, conversion, resident=settings.load == "resident")
     if dtype not in ("auto", _DTYPES.get(source.label.split(",")[0])):
         raise InputError(f'{found} is {source.label} already; dtype must be "auto"')

@@ -328,7 +328,7 @@ class Conversion(_Settings):
         tuple[str, ...],
         Field(
             title="Exceptions",
-            description="PATTERN=q4|q8|f16|f32, the last match wins; tensor names as `inspect --tensors` shows.",
+            description="PATTERN=q4|q6|q8|f16|f32, the last match wins; tensor names as `inspect --tensors` shows.",
         ),
     ] = ()
 

@@ -85,12 +85,10 @@ def no_thread_left() -> Iterator[None]:
 
 def load_kernels(tier: Tier | None = None) -> Kernels:
     """The kernels of a tier, of the best one without an argument, from the cache or compiled."""
-    from engine.folders import cache_folder
+    from engine.core.library import prepared_kernels
     from engine.progress import finish
-    from engine.runtime.model import prepared_kernels
-    from engine.settings import EngineSettings
 
-    return finish(prepared_kernels(EngineSettings(tier=tier), cache_folder()))
+    return finish(prepared_kernels(tier))
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.quant import FORMATS, Codes, Packed
+from engine.core.quant import Codes
 from engine.models.spec import Activation, AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
 from engine.settings import KvDtype
 
@@ -30,38 +30,41 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Quantised:
-    """A weight matrix as codes; W = (code - zero) * scale * 2**exponent."""
+    """A weight matrix as codes; W = (code * multiplier - offset) * scale * 2**exponent.
+
+    `group` columns share multiplier and offset, `span` columns the scale; codes alone without multipliers.
+    """
 
     codes: Codes
     exponent: int
     group: int
+    span: int
+
+    def integers(self) -> NDArray[np.int64]:
+        """W in units of the scale (rows, cols)."""
+        rows, cols = self.codes.codes.shape
+        numbers = self.codes.codes.astype(np.int64)
+        if self.codes.multipliers is None:
+            return numbers
+        assert self.codes.offsets is not None
+        for row in range(rows):
+            for start in range(0, cols, self.group):
+                part, index = slice(start, start + self.group), start // self.group
+                numbers[row, part] *= int(self.codes.multipliers[row, index])
+                numbers[row, part] -= int(self.codes.offsets[row, index])
+        return numbers
 
     def weights(self) -> Float64:
         """W, exactly."""
-        rows, cols = self.codes.codes.shape
-        W = np.empty((rows, cols))
-        for row in range(rows):
-            for start in range(0, cols, self.group):
-                span = slice(start, start + self.group)
-                code = self.codes.codes[row, span].astype(np.float64)
-                zero = 0.0 if self.codes.zeros is None else float(self.codes.zeros[row, start // self.group])
-                W[row, span] = (code - zero) * float(self.codes.scales[row, start // self.group])
-        return W * 2.0**self.exponent
-
-
-def quantised(W: Array, format_name: str, group: int) -> Quantised:
-    """W in the codes that the engine chooses for it."""
-    rows, cols = W.shape
-    layout = FORMATS[format_name].layout(rows, cols, group)
-    packed: Packed = FORMATS[format_name].pack(W.astype(np.float32), group)
-    return Quantised(layout.codes(packed.buffer), packed.exponent, group)
+        scales = np.repeat(self.codes.scales.astype(np.float64), self.span, axis=1)[:, : self.codes.codes.shape[1]]
+        return self.integers() * scales * 2.0**self.exponent
 
 
 # ---------------------------------------------------------------- products
 
 
-def quantise_activations(x: Float32, group: int) -> tuple[NDArray[np.int8], Float32, NDArray[np.int32]]:
-    """One token's x (cols,) as (int8 (cols,), float32 scales (groups,), int32 sums of the int8 (groups,)).
+def quantise_activations(x: Float32, group: int) -> tuple[NDArray[np.int8], Float32]:
+    """One token's x (cols,) as (int8 (cols,), float32 scales (groups,)).
 
     Canonical: largest / 127 and 127 / largest are float32 divisions, the product
     with the latter is rounded to nearest even. A group of zeros, or of numbers
@@ -77,8 +80,7 @@ def quantise_activations(x: Float32, group: int) -> tuple[NDArray[np.int8], Floa
             continue
         scales[index] = largest / np.float32(127)
         codes[index * group : index * group + part.size] = np.rint(part * (np.float32(127) / largest))
-    sums = codes.reshape(groups, group).sum(axis=1, dtype=np.int32)
-    return codes[: x.size], scales, sums
+    return codes[: x.size], scales
 
 
 def linear(W: Array | Quantised, x: Array) -> Float64:
@@ -90,25 +92,23 @@ def linear(W: Array | Quantised, x: Array) -> Float64:
     if not isinstance(W, Quantised):
         return x.astype(np.float64) @ np.asarray(W, np.float64).T
     dense = W.weights()
-    return np.stack([dense @ dequantised_activations(token.astype(np.float32), W.group) for token in x])
+    return np.stack([dense @ dequantised_activations(token.astype(np.float32), W.span) for token in x])
 
 
 def dequantised_activations(x: Float32, group: int) -> Float64:
     """What is left of x (cols,) after quantisation."""
-    codes, scales, _ = quantise_activations(x, group)
+    codes, scales = quantise_activations(x, group)
     return codes.astype(np.float64) * np.repeat(scales.astype(np.float64), group)[: x.size]
 
 
 def canonical_quantised_matvec(W: Quantised, x: Float32) -> Float32:
-    """The float32 numbers (rows,) that every q4 and q8 kernel returns for one token."""
-    codes, scales, sums = quantise_activations(x, W.group)
-    rows, cols = W.codes.codes.shape
-    total = np.zeros(rows, np.float32)
+    """The float32 numbers (rows,) that every kernel of integer weights returns for one token."""
+    codes, scales = quantise_activations(x, W.span)
+    integers = W.integers()
+    total = np.zeros(len(integers), np.float32)
     for index in range(scales.size):
-        span = slice(index * W.group, min((index + 1) * W.group, cols))
-        dot = W.codes.codes[:, span].astype(np.int32) @ codes[span].astype(np.int32)
-        if W.codes.zeros is not None:
-            dot -= W.codes.zeros[:, index].astype(np.int32) * sums[index]
+        part = slice(index * W.span, min((index + 1) * W.span, x.size))
+        dot = integers[:, part] @ codes[part].astype(np.int64)
         scale = W.codes.scales[:, index].astype(np.float32) * scales[index]
         total = fma(dot.astype(np.float32), scale, total)
     return total * np.float32(2.0**W.exponent)

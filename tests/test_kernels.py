@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.core.build import TARGETS
+from engine.core.library import prepared_kernels
 from engine.core.memory import aligned
 from engine.core.operations import (
     CHUNK_TOKENS,
@@ -35,6 +36,7 @@ from engine.core.operations import (
 )
 from engine.core.quant import FORMATS, Codes
 from engine.models.decoder import page_layout, scratch_bytes
+from engine.progress import finish
 from engine.models.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
 from tests import naive
 from tests.workbench import Activations, Weights, Workbench, address, product, same_bits
@@ -85,32 +87,40 @@ def rows_for_quantising(width):
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("group", [32, 64, 128, 256])
+@pytest.mark.parametrize(("name", "group"), [("q4", 32), ("q4", 64), ("q4g", 32), ("q4g", 64), ("q8", 128), ("q8", 256)])
 @pytest.mark.parametrize("width", [16, 48, 240, 256, 1024, 1040, 2320])
-def test_activations_are_quantised_to_the_bit(bench, width, group):
+def test_activations_are_quantised_to_the_bit(bench, width, name, group):
     """Widths that end inside a group, and on both sides of the pieces of 1024 columns that threads share."""
     xs = rows_for_quantising(width)
-    columns = -(-width // group) * group
+    layout = FORMATS[name].layout(16, width, group)
     for members in (1, 3):
-        x = Activations.room(bench, len(xs), columns, group)
+        x = Activations.room(bench, len(xs), layout)
         source = bench.copy(xs)
         program = Program()
         stride = source.strides[0]
         program.add(Opcode.QUANTISE, **x.fields(), rows=0, source=address(source), source_stride=stride, width=width)
         bench.run(program, len(xs), members=members)
         for row, values in enumerate(xs):
-            codes, scales, sums = naive.quantise_activations(values, group)
-            assert np.array_equal(x.codes[row, :width], codes), row
+            check_quantised(x, row, values)
             assert not x.codes[row, width:].any(), "columns beyond the width must weigh nothing"
-            assert same_bits(x.scales[row], scales), row
-            assert np.array_equal(x.sums[row], sums), row
+
+
+def check_quantised(x, row, values):
+    """Codes, scales and sums of one row are those of the twin."""
+    codes, scales = naive.quantise_activations(values, x.span)
+    assert np.array_equal(x.codes[row, : values.size], codes), row
+    assert same_bits(np.ascontiguousarray(x.scales[: scales.size, row]), scales), row
+    assert not x.scales[scales.size :, row].any()
+    sums = np.zeros(x.columns, np.int64)
+    sums[: values.size] = codes
+    assert np.array_equal(x.sums_of(row), -sums.reshape(-1, x.group).sum(axis=1)), row
 
 
 def test_activations_lose_half_a_step_at_most():
     """|x - code * scale| <= scale * (1/2 + 128 u): half a step, and the roundings of factor, product and scale."""
     for x in rows_for_quantising(240)[[0, 1, 3, 5, 6, 7]]:
         left = naive.dequantised_activations(x, 32)
-        _, scales, _ = naive.quantise_activations(x, 32)
+        _, scales = naive.quantise_activations(x, 32)
         step = np.repeat(scales.astype(np.float64), 32)[:240]
         assert (np.abs(x - left) <= step * (0.5 + 128 * U)).all()
 
@@ -119,7 +129,7 @@ def test_only_wanted_rows_are_taken(bench):
     xs = random(9, 64, seed=4)
     wanted = np.array([8, 2, 2, 5], np.int32)
     for opcode in (Opcode.QUANTISE, Opcode.NORM):
-        x = Activations.room(bench, 4, 64, 0)
+        x = Activations.room(bench, 4, FORMATS["f32"].layout(16, 64, 0))
         source, weight = bench.copy(xs), bench.copy(np.ones(64, np.float32))
         rest = (
             {"norm": int(Norm.RMS), "weight": address(weight), "bias": 0, "epsilon": 1e-6}
@@ -141,15 +151,20 @@ def test_only_wanted_rows_are_taken(bench):
         want = xs[wanted]
         if opcode is Opcode.NORM:
             want = np.stack([naive.canonical_rms_norm(row, weight, 1e-6) for row in want])
-        assert same_bits(x.codes, want)
+        assert same_bits(x.tiles, want)
 
 
 # ---------------------------------------------------------------- products
 
 
 @cache
+def packer():
+    return finish(prepared_kernels())
+
+
+@cache
 def matrix(name, group, rows, cols, seed=0):
-    return Weights.packed(random(rows, cols, seed=seed, scale=0.05), name, group)
+    return Weights.packed(random(rows, cols, seed=seed, scale=0.05), name, group, packer())
 
 
 @cache
@@ -193,32 +208,37 @@ def test_products_mean_what_they_say(name, group):
         exact = naive.linear(weights.quantised, xs)
         dense, size = weights.dense, np.zeros_like(exact)
         for token, x in enumerate(xs):
-            left = naive.dequantised_activations(x, group)
-            for start in range(0, cols, group):
-                span = slice(start, start + group)
+            left = naive.dequantised_activations(x, weights.layout.span)
+            for start in range(0, cols, weights.layout.span):
+                span = slice(start, start + weights.layout.span)
                 size[token] += np.abs(dense[:, span] @ left[span])
-        chain = -(-cols // group)
+        chain = -(-cols // weights.layout.span)
     assert (np.abs(want - exact) <= (chain + 2) * U * size).all()
 
 
 @pytest.mark.parametrize(("name", "group"), QUANTISED)
 def test_products_of_extreme_codes_are_exact(bench, name, group):
-    """The largest dots there are, 15 * 127 and 127 * 127 in every column: no sum may saturate or wrap.
+    """The largest dots there are, -128 * 127 and 127 * 127 in every column: no sum may saturate or wrap.
 
-    Scales are float16's largest, its smallest subnormal, and negative ones; zero points 0 and 15.
+    Scales are float16's largest, its smallest subnormal, and negative ones.
     """
     rows, cols, rng = 48, 512, np.random.default_rng(2)
-    shape = (rows, cols // group)
-    scales = rng.choice([6e-8, 65504.0, -65504.0, -6e-8, 1.0], shape).astype(np.float16)
-    zeros = None
-    if name == "q4":
-        zeros = rng.choice([0, 15], shape).astype(np.uint8)
-        codes = np.repeat(15 - zeros, group, axis=1).astype(np.uint8)
+    groups, spans = (rows, cols // group), (rows, cols // FORMATS[name].span_for(group))
+    scales = rng.choice([6e-8, 65504.0, -65504.0, -6e-8, 1.0], spans).astype(np.float16)
+    if name == "q8":
+        codes = Codes(np.repeat(rng.choice([-127, 127], groups), group, axis=1).astype(np.int8), scales)
+        mixed = -codes.codes
     else:
-        codes = np.repeat(rng.choice([-127, 127], shape), group, axis=1).astype(np.int8)
-    mixed = rng.random(codes.shape) < np.repeat(rng.choice([0, 0.5], shape), group, axis=1)
-    codes[mixed] = 7 if name == "q4" else -codes[mixed]
-    weights = Weights.of_codes(Codes(codes, scales, zeros), name, group, exponent=-7)
+        steps = 15 if name != "q6" else 63
+        most = min(16, 255 // steps)
+        kinds = np.array([(most, 128, 0), (most, steps * most - 127, steps), (1, 0, steps), (1, 128, 0)])
+        kind = kinds[rng.integers(0, 4, groups)]
+        multipliers, offsets = kind[..., 0].astype(np.uint8), kind[..., 1].astype(np.uint8)
+        codes = Codes(np.repeat(kind[..., 2], group, axis=1).astype(np.uint8), scales, multipliers, offsets)
+        mixed = np.uint8(steps) - codes.codes
+    turned = rng.random(codes.codes.shape) < np.repeat(rng.choice([0, 0.5], groups), group, axis=1)
+    codes.codes[turned] = mixed[turned]
+    weights = Weights.of_codes(codes, name, group, exponent=-7)
     xs = np.full((17, cols), 3.0, np.float32)
     xs[1:] *= rng.choice([-1, 1], (16, cols)).astype(np.float32)
     xs[2] = -3.0
@@ -236,13 +256,13 @@ def test_products_of_extreme_floats_are_exact(bench, name, values):
     xs = random(3, 64, seed=6) * np.float32(1e-3)
     if name == "bf16":
         w[8:] = rng.choice(np.array([1e-40, -3e-39], np.float32), (8, 64))
-    weights = Weights.packed(w, name, 0)
+    weights = Weights.packed(w, name, 0, packer())
     want = weights.canonical(xs)
     assert same_bits(product(bench, weights, xs), want)
     assert (np.abs(want[:, 8:]) > 0).all()
 
 
-@pytest.mark.parametrize(("name", "group"), [("q4", 32), ("q8", 64), ("f16", 0), ("bf16", 0), ("f32", 0)])
+@pytest.mark.parametrize(("name", "group"), [("q4", 32), ("q6", 64), ("q8", 128), ("f16", 0), ("bf16", 0), ("f32", 0)])
 def test_factor_bias_and_residual_are_applied_in_that_order(bench, name, group):
     """out + ((w x) * factor + bias), each rounded; columns of out beyond the padded rows are nobody's."""
     weights, xs = matrix(name, group, 33, 272), random(43, 272, seed=1)
@@ -276,7 +296,7 @@ def test_any_shape_of_product(bench, which, rows, blocks, tokens, members, seed)
     name, group = which
     w = (rng.standard_normal((rows, 16 * blocks)) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
     xs = (rng.standard_normal((tokens, 16 * blocks)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
-    weights = Weights.packed(w, name, group)
+    weights = Weights.packed(w, name, group, packer())
     assert same_bits(product(bench, weights, xs, members=members), weights.canonical(xs))
 
 
@@ -308,7 +328,7 @@ def float_mode():
 def test_the_float_mode_of_the_process_changes_nothing(kernels, float_mode, tier):
     """Subnormals flushed, rounding towards zero, in the calling thread and the one that starts the workers."""
     w = np.full((48, 64), 1e-38, np.float32)
-    weights, xs = Weights.packed(w, "f32", 0), random(5, 64, seed=6) * np.float32(1e-3)
+    weights, xs = Weights.packed(w, "f32", 0, packer()), random(5, 64, seed=6) * np.float32(1e-3)
     want = weights.canonical(xs)
     assert (np.abs(want) > 0).all()
     usable = kernels(tier)
@@ -385,9 +405,9 @@ def test_norm_equals_its_twin(bench, width, group):
     xs[3] *= np.float32(1e15)
     weight = random(width, seed=10)
     want = np.stack([naive.canonical_rms_norm(row, weight, 1e-6) for row in xs])
-    columns = -(-width // max(group, 16)) * max(group, 16)
+    layout = FORMATS["q4g" if group else "f32"].layout(16, width, group)
     for members in (1, 3):
-        x = Activations.room(bench, 5, columns, group)
+        x = Activations.room(bench, 5, layout)
         source, held = bench.copy(xs), bench.copy(weight)
         program = Program()
         program.add(
@@ -405,12 +425,9 @@ def test_norm_equals_its_twin(bench, width, group):
         bench.run(program, 5, members=members, scratch_bytes=4 * width)
         for row in range(5):
             if group:
-                codes, scales, sums = naive.quantise_activations(want[row], group)
-                assert np.array_equal(x.codes[row, :width], codes)
-                assert same_bits(x.scales[row], scales)
-                assert np.array_equal(x.sums[row], sums)
+                check_quantised(x, row, want[row])
             else:
-                assert same_bits(x.codes[row], want[row])
+                assert same_bits(x.tiles[row], want[row])
 
 
 @pytest.mark.parametrize("width", [16, 100, 576, 4096])
@@ -446,14 +463,14 @@ def test_layer_norm_equals_its_twin(bench, width, parts):
         "width": width,
     }
     for members in (1, 3):
-        x = Activations.room(bench, 4, width, 0)
+        x = Activations.room(bench, 4, FORMATS["f32"].layout(16, width, 0))
         source, added = bench.copy(xs), bench.copy(xs)
         program = Program()
         place = {"source": address(source), "source_stride": source.strides[0]}
         program.add(Opcode.NORM, **x.fields(), rows=0, **place, **fields)
         program.add(Opcode.RESIDUAL, **place, **fields, out=address(added), out_stride=added.strides[0])
         bench.run(program, 4, members=members, scratch_bytes=4 * width)
-        assert same_bits(x.codes, want)
+        assert same_bits(x.tiles, want)
         assert same_bits(added, xs + want)
 
 
@@ -571,9 +588,9 @@ def test_activation_equals_its_twin(bench, kind, gated, group):
     gates = np.stack([GATES[:width], GATES[8:], -GATES[:width]])
     ups = random(3, width, seed=12)
     want = naive.canonical_activate(kind, gates, ups if gated else None)
-    columns = -(-width // max(group, 16)) * max(group, 16)
+    layout = FORMATS["q4g" if group else "f32"].layout(16, width, group)
     for members in (1, 2, 3):
-        x = Activations.room(bench, 3, columns, group)
+        x = Activations.room(bench, 3, layout)
         source = bench.copy(np.concatenate([gates, ups], axis=1) if gated else gates)
         program = Program()
         program.add(
@@ -589,12 +606,9 @@ def test_activation_equals_its_twin(bench, kind, gated, group):
         bench.run(program, 3, members=members, scratch_bytes=4 * width)
         for row in range(3):
             if group:
-                codes, scales, sums = naive.quantise_activations(want[row], group)
-                assert np.array_equal(x.codes[row, :width], codes)
-                assert same_bits(x.scales[row], scales)
-                assert np.array_equal(x.sums[row], sums)
+                check_quantised(x, row, want[row])
             else:
-                assert same_bits(x.codes[row], want[row])
+                assert same_bits(x.tiles[row], want[row])
 
 
 def test_exp_means_what_it_says():
@@ -776,7 +790,7 @@ class Layer:
             program,
             tokens,
             members=members,
-            scratch_bytes=scratch_bytes(self.spec),
+            scratch_bytes=scratch_bytes(self.spec, 64),
             positions=bench.copy(positions),
             segments=len(parts),
             segment_table=segments,

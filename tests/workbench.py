@@ -15,7 +15,17 @@ from numpy.typing import DTypeLike, NDArray
 
 from engine.core.library import Kernels
 from engine.core.memory import LINE, aligned
-from engine.core.operations import STATE, STATE_WORDS, Opcode, Program, WeightKind
+from engine.core.operations import (
+    AMX_BLOCKS,
+    AMX_COLUMNS,
+    STATE,
+    STATE_WORDS,
+    X_CHUNK,
+    X_TOKENS,
+    Opcode,
+    Program,
+    WeightKind,
+)
 from engine.core.quant import FORMATS, Codes, Layout
 from engine.core.team import Team
 from tests import naive
@@ -25,7 +35,7 @@ Float32 = NDArray[np.float32]
 
 _STRIP = 4 * LINE
 _STRIP_BYTE = 0xA5
-_KINDS = {name: WeightKind[name.upper()] for name in FORMATS}
+_KINDS = {name: WeightKind[name[:2].upper() if name.startswith("q") else name.upper()] for name in FORMATS}
 
 
 def address(array: Array) -> int:
@@ -91,33 +101,61 @@ class Workbench:
 class Activations:
     """Rows of activations as a product reads them.
 
-    codes          int8 (rows, columns), or float32 when group is 0
-    scales, sums   float32, int32 (rows, groups)
+    tiles    int8 (tiles of 16 tokens, chunks of 64 columns, X_CHUNK), or float32 (rows, columns) when span is 0
+    scales   float32 (spans, tokens)
+    sums     int32 (words, tokens)
     """
 
+    span: int
     group: int
-    codes: Array
+    columns: int
+    tiles: Array
     scales: Float32
     sums: Array
 
     @classmethod
-    def room(cls, bench: Workbench, rows: int, columns: int, group: int) -> Activations:
-        """Room that nothing was written to; strides are wider than the rows."""
-        codes = bench.array((rows, columns + 64), np.int8 if group else np.float32)[:, :columns]
-        groups = columns // group if group else 1
-        scales, sums = bench.array((rows, groups + 3)), bench.array((rows, groups + 3), np.int32)
-        return cls(group, codes, scales[:, :groups], sums[:, :groups])
+    def room(cls, bench: Workbench, rows: int, layout: Layout) -> Activations:
+        """Room that nothing was written to, for what meets weights of this layout; strides are wider than the rows."""
+        span, group, columns = layout.span, layout.group, layout.padded_cols
+        if not span:
+            tiles = bench.array((rows, columns + 64), np.float32)[:, :columns]
+            return cls(0, 0, columns, tiles, bench.array((1, 1)), bench.array((1, 1), np.int32))
+        tokens, spans = -(-rows // X_TOKENS) * X_TOKENS, -(-columns // span)
+        tiles = bench.array((tokens // X_TOKENS, columns // 64, X_CHUNK), np.int8)
+        words = spans * max(span // group // 2, 1)
+        return cls(
+            span,
+            group,
+            columns,
+            tiles,
+            bench.array((spans, tokens + 3))[:, :tokens],
+            bench.array((words, tokens + 3), np.int32)[:, :tokens],
+        )
+
+    @property
+    def codes(self) -> NDArray[np.int8]:
+        """int8 (tokens, columns)."""
+        tiles, chunks, _ = self.tiles.shape
+        lines = self.tiles[:, :, : 64 * X_TOKENS].reshape(tiles, chunks, X_TOKENS, 64)
+        return lines.transpose(0, 2, 1, 3).reshape(tiles * X_TOKENS, chunks * 64)
+
+    def sums_of(self, row: int) -> NDArray[np.int64]:
+        """Minus the sums of a row's codes by group, as far as the columns reach."""
+        words = np.ascontiguousarray(self.sums[:, row])
+        halves = words if self.span == self.group else words.view("<i2")
+        return halves[: self.columns // self.group].astype(np.int64)
 
     def fields(self) -> dict[str, int]:
         """The fields of an operation that writes or reads them."""
         return {
+            "x_span": self.span,
             "x_group": self.group,
-            "x_codes": address(self.codes),
-            "x_stride": self.codes.strides[0],
+            "x_codes": address(self.tiles),
+            "x_stride": self.tiles.strides[0],
             "x_scales": address(self.scales),
             "x_sums": address(self.sums),
             "x_scale_stride": self.scales.strides[0],
-            "x_columns": self.codes.shape[1],
+            "x_columns": self.columns,
         }
 
 
@@ -130,14 +168,14 @@ class Weights:
     exponent: int
 
     @classmethod
-    def packed(cls, w: Float32, format_name: str, group: int) -> Weights:
+    def packed(cls, w: Float32, format_name: str, group: int, kernels: Kernels) -> Weights:
         """As conversion packs them."""
-        made = FORMATS[format_name].pack(w, group)
+        made = FORMATS[format_name].pack(w, group, kernels)
         return cls(FORMATS[format_name].layout(*w.shape, group), made.buffer, made.exponent)
 
     @classmethod
     def of_codes(cls, codes: Codes, format_name: str, group: int, exponent: int = 0) -> Weights:
-        """Of codes, scales and zero points chosen by hand."""
+        """Of codes, scales, multipliers and offsets chosen by hand."""
         layout = FORMATS[format_name].layout(*codes.codes.shape, group)
         buffer = layout.empty()
         layout.pack_codes(codes, 0, buffer)
@@ -146,7 +184,7 @@ class Weights:
     @property
     def quantised(self) -> naive.Quantised:
         """The twin of an integer format."""
-        return naive.Quantised(self.layout.codes(self.buffer), self.exponent, self.layout.group)
+        return naive.Quantised(self.layout.codes(self.buffer), self.exponent, self.layout.group, self.layout.span)
 
     @property
     def dense(self) -> Array:
@@ -172,13 +210,14 @@ class Weights:
             "blocks": self.layout.padded_rows // 16,
             "columns": self.layout.padded_cols,
             "group": self.layout.group,
+            "span": self.layout.span,
             "factor": 2.0**self.exponent * scale,
         }
 
 
-def product_scratch_bytes(columns: int) -> int:
-    """What a product on AMX tiles keeps of a block: tile shapes, one tile of sums, 16 rows as int8."""
-    return 64 + 1024 + 16 * columns
+def product_scratch_bytes(tokens: int) -> int:
+    """What a product on AMX tiles keeps: tile shapes, two tiles of products, unpacked blocks, sums that wait."""
+    return 64 + 2048 + AMX_BLOCKS * (16 * AMX_COLUMNS + 64 * tokens)
 
 
 def product(bench: Workbench, weights: Weights, xs: Float32, *, members: int = 1, **fields: Any) -> Float32:
@@ -187,7 +226,7 @@ def product(bench: Workbench, weights: Weights, xs: Float32, *, members: int = 1
     fields: of MATMUL, to give other values to: bias, out (an array), add, factor
     """
     tokens, cols = xs.shape
-    x = Activations.room(bench, tokens, weights.layout.padded_cols, weights.layout.group)
+    x = Activations.room(bench, tokens, weights.layout)
     out = fields.pop("out", None)
     if out is None:
         out = bench.array((tokens, weights.layout.padded_rows))
@@ -203,5 +242,5 @@ def product(bench: Workbench, weights: Weights, xs: Float32, *, members: int = 1
         width=cols,
     )
     program.add(Opcode.MATMUL, **(known | {"out": address(out), "out_stride": out.strides[0]} | fields))
-    bench.run(program, tokens, members=members, scratch_bytes=product_scratch_bytes(weights.layout.padded_cols))
+    bench.run(program, tokens, members=members, scratch_bytes=product_scratch_bytes(tokens))
     return out[:, : weights.layout.rows]

@@ -13,6 +13,7 @@ import numpy as np
 from engine.convert.packing import Packing, workers
 from engine.convert.recipe import Recipe, recipe
 from engine.convert.source import Source, check_tokenizer, open_source
+from engine.core.library import prepared_kernels
 from engine.core.memory import LINE, Buffer
 from engine.models.store import Manifest, StoredTensor
 from engine.models.weights import MemoryWeights, ModelSource, Tensor, format_label, tensor_bytes
@@ -46,6 +47,7 @@ def convert(
     if source.kind == "gguf":
         Tokenizer.from_files(source.files)  # rebuilt, and so far unproven
     formats = _recipe_for(source, conversion)
+    kernels = yield from prepared_kernels()
     clock = _Clock("convert", source)
     notices = yield from _compare_redundant(source, clock)
     manifest = _manifest(source, conversion, formats, notices)
@@ -60,7 +62,7 @@ def convert(
                 if tensor is None:
                     clock.skip(size)
                     continue
-                packing = Packing(source, assignment, tensor.format, tensor.group, pool)
+                packing = Packing(source, assignment, tensor.format, tensor.group, pool, kernels)
                 for _ in packing.measure():
                     yield clock.now(tensor.name)
                 written = 0
@@ -90,6 +92,7 @@ def quantised_in_memory(source: Source, conversion: Conversion) -> Generator[Pro
         ResourceError: there is not the memory
     """
     formats = _recipe_for(source, conversion)
+    kernels = yield from prepared_kernels()
     clock = _Clock("load", source)
     notices = yield from _compare_redundant(source, clock)
     sizes = [tensor_bytes(tensor, *formats[tensor.name]) for tensor in source.spec.tensors()]
@@ -99,7 +102,7 @@ def quantised_in_memory(source: Source, conversion: Conversion) -> Generator[Pro
     with workers() as pool:
         for assignment, place, size in zip(source.assignments, places, sizes, strict=False):
             spec, (name, group) = assignment.tensor, formats[assignment.tensor.name]
-            packing = Packing(source, assignment, name, group, pool)
+            packing = Packing(source, assignment, name, group, pool, kernels)
             data = memory[place : place + size]
             for _ in packing.measure():
                 yield clock.now(spec.name)

@@ -16,6 +16,7 @@ from engine.convert.quantised import Coded
 from engine.convert.recipe import repeats
 from engine.convert.source import Source
 from engine.core.cpu import machine
+from engine.core.library import Kernels
 from engine.core.quant import BLOCK_ROWS, FORMATS, Codes, Layout, magnitude
 from engine.errors import InputError, ModelFolderError
 from engine.models.assignment import Assignment
@@ -60,9 +61,11 @@ class Packing:
             names the tensor as the source does
     """
 
-    def __init__(self, source: Source, assignment: Assignment, name: str, group: int, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, source: Source, assignment: Assignment, name: str, group: int, pool: ThreadPoolExecutor, kernels: Kernels
+    ) -> None:
         self.exponent = 0
-        self._source, self._assignment, self._pool = source, assignment, pool
+        self._source, self._assignment, self._pool, self._kernels = source, assignment, pool, kernels
         self._name, self._group = name, group
         self._held: dict[int, Rows] = {}
         tensor = assignment.tensor
@@ -141,13 +144,15 @@ class Packing:
         buffer = own.empty()
         if self._repeated:
             codes, scales, zeros = self._coded(first, count)
-            own.pack_codes(Codes(codes, np.ldexp(scales, -self.exponent).astype(np.float16), zeros), 0, buffer)
+            scales = np.ldexp(scales, -self.exponent).astype(np.float16)
+            ones = None if zeros is None else np.ones_like(zeros)
+            own.pack_codes(Codes(codes, scales, ones, zeros), 0, buffer)
             return list(_placed(self._layout, own, first, buffer))
         rows = self._held.pop(first, None)
         if rows is None:
             rows = self._source.rows(self._assignment, first, count)
         try:
-            own.pack_rows(rows, 0, buffer, self.exponent)
+            own.pack_rows(rows, 0, buffer, self.exponent, self._kernels)
         except InputError as error:
             raise self._about(error, rows, first) from None
         return list(_placed(self._layout, own, first, buffer))

@@ -24,10 +24,10 @@ def recipe(
 ) -> Recipe:
     """The format of every tensor.
 
-    Matrices get the bits asked for. Embedding and head are never below int8:
-    a few per cent of the size, and most of the error of rare tokens. Routers of
-    experts stay as they are, norms and biases float32. What the source has in int4 already stays as it is,
-    wherever it is. Then the exceptions, the last match wins.
+    Matrices get the bits asked for. Embedding and head are never below 6 bits:
+    most of the error of rare tokens comes from there. Routers of experts stay
+    as they are, norms and biases float32. What the source has in int4 already
+    stays as it is, wherever it is. Then the exceptions, the last match wins.
 
     kept: our tensor -> the format that holds the source's values exactly
     codings: our tensor -> ("q4" or "q8", columns that share a scale), of those the source has as whole numbers
@@ -43,7 +43,10 @@ def recipe(
             formats[tensor.name] = (kept[tensor.name], 0)
         else:
             levels, group = codings.get(tensor.name, ("", 0))
-            name = "q8" if tensor.role in {"embedding", "head"} and levels != "q4" else _BY_BITS[conversion.bits]
+            name = _BY_BITS[conversion.bits]
+            if tensor.role in {"embedding", "head"} and name == "q4" and levels != "q4":
+                name = "q6"
+            name = _exact(name, levels)
             formats[tensor.name] = (name, group_for(name, conversion.group_size, levels, group))
     for rule in conversion.keep:
         pattern, equals, name = rule.rpartition("=")
@@ -56,14 +59,21 @@ def recipe(
         if not matrices:
             raise SettingError(f'"{pattern}" matches only norms and biases, which stay float32 in any case')
         for known in matrices:
-            group = group_for(name, conversion.group_size, *codings.get(known, ("", 0)))
-            formats[known] = (name, FORMATS[name].group_for(group))
+            levels, theirs = codings.get(known, ("", 0))
+            exact = _exact(name, levels)
+            group = group_for(exact, conversion.group_size, levels, theirs)
+            formats[known] = (exact, FORMATS[exact].group_for(group))
     return formats
 
 
 def repeats(name: str, levels: str) -> bool:
     """Whether format `name` can hold whole numbers of these levels ("q4", "q8") just as they are."""
-    return name == levels or (name == "q8" and levels == "q4")
+    return (name, levels) in {("q4g", "q4"), ("q8", "q8"), ("q8", "q4")}
+
+
+def _exact(name: str, levels: str) -> str:
+    """The format of that name in which whole numbers of these levels keep a scale of their own for each group."""
+    return "q4g" if name == levels == "q4" else name
 
 
 def group_for(name: str, wanted: int, levels: str, group: int) -> int:
@@ -85,7 +95,7 @@ def conversion_for(dtype: str) -> Conversion:
     known = {
         "auto": Conversion(),
         "q4": Conversion(bits=4),
-        "q8": Conversion(bits=8),
+        "q8": Conversion(bits=8, group_size=128),
         "f16": Conversion(bits=16),
         "f32": Conversion(bits=16, keep=("*=f32",)),
     }

@@ -30,7 +30,7 @@ __all__ = ["inspect"]
 
 _CHOICES = (
     *(Conversion(bits=4, group_size=group) for group in (32, 64, 128, 256)),
-    Conversion(bits=8, group_size=32),
+    Conversion(bits=8, group_size=128),
     Conversion(bits=16),
 )
 # Weights that one core of a usual laptop rounds in a second, by bits; bytes that a usual disk reads or writes.

@@ -18,11 +18,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.core import build
+from engine.core.cpu import machine
 from engine.errors import InternalError, ResourceError
+from engine.folders import cache_folder
+from engine.progress import Progress
+from engine.settings import Tier
 
-__all__ = ["Kernels", "load_kernels"]
+__all__ = ["Kernels", "load_kernels", "prepared_kernels"]
 
-_SIGNATURES: Final = {"enter": 3, "read": 3}
+_SIGNATURES: Final = {"enter": 3, "pack": 3, "read": 3}
 
 
 class Kernels:
@@ -39,6 +43,7 @@ class Kernels:
             setattr(self, name, ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)(addresses[name]))
 
     enter: Any
+    pack: Any
     read: Any
 
 
@@ -74,6 +79,28 @@ def load_kernels(tier: str, cache: Path, shipped: Path | None = None) -> Iterato
     kernels = _loaded(tier, code)
     kernels.notice = notice
     yield kernels
+
+
+def prepared_kernels(tier: Tier | None = None, cache: Path | None = None) -> Generator[Progress, None, Kernels]:
+    """The kernels of the tier that is asked for, compiled when they are not in `cache` (the user's, by default).
+
+    Raises:
+        SettingError: this computer has not that tier
+        InternalError: they cannot be compiled
+    """
+    for step in load_kernels(machine().choose_tier(tier), cache or cache_folder()):
+        if isinstance(step, Kernels):
+            return step
+        done, total, name = _compile_step(step)
+        yield Progress("compile", done, total, "steps", name)
+    raise AssertionError("load_kernels ends with the kernels")
+
+
+def _compile_step(line: str) -> tuple[int, int, str]:
+    """Take "2/5 name" apart: (2, 5, "name")."""
+    counts, _, name = line.partition(" ")
+    done, _, total = counts.partition("/")
+    return (int(done), int(total), name) if done.isdigit() and total.isdigit() else (0, 0, line)
 
 
 def _compiled(tier: str, path: Path) -> Generator[str, None, tuple[bytes, str]]:

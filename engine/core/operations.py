@@ -16,12 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "AMX_BLOCKS",
+    "AMX_COLUMNS",
     "CHUNK_TOKENS",
     "FIELDS",
     "KV_F16",
     "KV_F32",
     "KV_INT8",
     "PAGE_TOKENS",
+    "PACK",
     "PARTIAL_HEAD",
     "ROW_WORDS",
     "STATE",
@@ -34,7 +37,11 @@ __all__ = [
     "Routing",
     "RowSet",
     "WeightKind",
+    "X_CHUNK",
+    "X_TOKENS",
     "float_bits",
+    "pack_job",
+    "pack_scratch_bytes",
 ]
 
 ROW_WORDS: Final = 40
@@ -44,6 +51,13 @@ CHUNK_TOKENS: Final = 512
 """Attention folds its result in runs of this many positions; part of the canonical arithmetic."""
 PARTIAL_HEAD: Final = 16
 """Floats before the output of a partial result: maximum, sum, then room to the next cache line."""
+X_TOKENS: Final = 16
+"""Tokens of a tile of quantised activations."""
+X_CHUNK: Final = 1088
+"""Bytes from 64 columns of such a tile to the next: a line more than they need, lest all fall into few cache sets."""
+AMX_BLOCKS: Final = 8
+AMX_COLUMNS: Final = 1024
+"""Blocks of rows, and columns of them, that products on AMX tiles work on at a time."""
 TILE_ROWS: Final = 32
 """Query rows (token, head) that share a sweep over the pages."""
 
@@ -73,10 +87,11 @@ class WeightKind(IntEnum):
     """How a kernel reads packed weights (`quant.FORMATS`)."""
 
     Q4 = 0
-    Q8 = 1
-    F16 = 2
-    BF16 = 3
-    F32 = 4
+    Q6 = 1
+    Q8 = 2
+    F16 = 3
+    BF16 = 4
+    F32 = 5
 
 
 class RowSet(IntEnum):
@@ -116,9 +131,12 @@ class Norm(IntEnum):
     LAYER = 2
 
 
-_WEIGHTS = ("kind", "panels", "meta", "blocks", "columns", "group", "factor")
-# Where activations go or come from: int8 with scale and sum per group, or float32 when group is 0.
-_ACTIVATIONS = ("x_group", "x_codes", "x_stride", "x_scales", "x_sums", "x_scale_stride", "x_columns")
+_WEIGHTS = ("kind", "panels", "meta", "blocks", "columns", "group", "span", "factor")
+# Where activations go or come from. With a span of 0: float32 rows, `x_stride` bytes apart. Else int8 in tiles of
+# 16 tokens: `x_stride` bytes a tile, within it a chunk of `X_CHUNK` bytes for every 64 columns, 64 bytes a token;
+# scales float32 [span][token] and sums int32 [word][token], rows `x_scale_stride` bytes apart. A word of sums holds
+# minus the sum of the codes of two groups as int16, of one group as int32 when a span is one group.
+_ACTIVATIONS = ("x_span", "x_group", "x_codes", "x_stride", "x_scales", "x_sums", "x_scale_stride", "x_columns")
 
 _MATMUL = (*_ACTIVATIONS, "rows", *_WEIGHTS, "bias", "out", "out_stride", "add")
 _NORM = ("norm", "weight", "bias", "epsilon")
@@ -259,6 +277,41 @@ KV_F32: Final = 2
 def float_bits(value: float) -> int:
     """A float as the int64 that carries its float64 bits."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+PACK: Final = (
+    "source",
+    "columns",
+    "group",
+    "span",
+    "steps",
+    "most",
+    "factor",
+    "importance",
+    "codes",
+    "meta",
+    "scratch",
+)
+"""Words of a call of the entry point `pack`: addresses and sizes of what is quantised.
+
+source      float32 (16 * blocks, columns), C-contiguous, multiplied by `factor` before anything else
+importance  float32 (columns,)   weight of each column's squared error
+codes, meta of the format's parts, first block first
+scratch     `pack_scratch_bytes` of working memory
+"""
+
+
+def pack_job(**values: int) -> NDArray[np.int64]:
+    """int64 (words of PACK,); every field must be given."""
+    if set(values) != set(PACK):
+        message = f"packing wants the fields {PACK}, got {tuple(values)}"
+        raise ValueError(message)
+    return np.array([values[name] for name in PACK], np.int64)
+
+
+def pack_scratch_bytes(span: int) -> int:
+    """The span's weights as panels of 16 rows, twice, and the best found of each group, twice."""
+    return 2 * 64 * span + 4 * 64 * (span // 32)
 
 
 class Program:

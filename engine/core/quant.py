@@ -1,20 +1,31 @@
 """The weight formats: what their bytes mean, how weights get in and out, what they cost.
 
-Knows nothing of files, models or kernels. A matrix W of float32 (rows, cols)
-becomes ONE byte buffer whose layout every kernel reads:
+Knows nothing of files or models. A matrix W of float32 (rows, cols) becomes ONE
+byte buffer whose layout every kernel reads:
 
-    rows are padded to 16 and cut into blocks of 16; cols are padded to the
-    group (q4, q8) or to 16 (f16, bf16, f32); padding is zero weight.
+    rows are padded to 16 and cut into blocks of 16; cols are padded to the group
+    and to 64 (integer codes) or to 16 (f16, bf16, f32). `span` columns share one
+    float16 scale, `group` columns share the small integers beside it.
 
-    q4   codes  uint8 [block][col/8][64]   byte 4r+i: row r; low nibble column
-                                           8j+i, high nibble column 8j+4+i
-         meta   uint8 [block][group][40]   16 x f16 scale, then 16 zero points of
-                                           4 bits (byte i: row 2i low, 2i+1 high)
-                                           W = (code - zero) * scale * 2**exponent
-    q8   codes  int8  [block][col/4][64]   byte 4r+i: row r, column 4j+i; -127..127
-         meta   f16   [block][group][16]   W = code * scale * 2**exponent
+    q4   codes  uint8 [block][col/8][64]    byte 4r+i: row r; low nibble column
+                                            8j+i, high nibble column 8j+4+i
+    q6   codes  uint8 [block][col/16][192]  two such lines of the low four bits, then
+                                            byte 4r+i: high two bits of columns 16j+4k+i
+                                            at bit 2k
+         meta   uint8 [block][span][32 + 24 span/group]
+                16 x f16 scale; then for each group 16 multipliers less one, of 4 bits
+                (byte i: row 2i low, 2i+1 high); then for each two groups 16 x 2 offsets
+                (for a single group 16)
+                W = (code * multiplier - offset) * scale * 2**exponent
+    q8   codes  int8  [block][col/4][64]    byte 4r+i: row r, column 4j+i; -127..127
+         meta   f16   [block][span][16]     W = code * scale * 2**exponent
     f16, bf16, f32
-         values       [block][col][16]     W = value
+         values       [block][col][16]      W = value
+
+Two levels of scales let products sum integers over a whole span: code * multiplier
+- offset fits int8, so 128 columns cost one float step, and the multiplier is four
+bits where a float16 would be sixteen. `q4g` has the bytes of q4 with a span of one
+group: what was quantised elsewhere with a float scale per group fits it exactly.
 
 Each part begins on a multiple of 64 bytes. `exponent` is one integer for the
 whole tensor: the power of two that keeps float16 scales from overflowing and
@@ -31,7 +42,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import frexp
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -39,17 +50,22 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from engine.core.memory import aligned
+from engine.core.operations import float_bits, pack_job, pack_scratch_bytes
 from engine.errors import InputError
+
+if TYPE_CHECKING:
+    from engine.core.library import Kernels
 
 __all__ = ["ALIGNMENT", "BLOCK_ROWS", "FORMATS", "Codes", "Format", "Layout", "Packed", "Part", "magnitude"]
 
 BLOCK_ROWS = 16
 ALIGNMENT = 64
 _GROUPS = (32, 64, 128, 256)
-# Elements worked on at once: the handful of float32 temporaries of the q4 search then stay in the L2 cache.
+_SPAN = 128
+# The tile unit takes 64 columns of int8 at a time.
+_CODE_COLUMNS = 64
+# Elements worked on at once: float32 temporaries then stay in the L2 cache.
 _CHUNK_ELEMENTS = 1 << 17
-# How far the q4 search narrows a group's range: clipping the few largest weights can serve all others better.
-_Q4_RANGES = (1.0, 0.9, 0.8)
 
 Array = NDArray[Any]
 Float32 = NDArray[np.float32]
@@ -66,14 +82,16 @@ class Packed(NamedTuple):
 class Codes(NamedTuple):
     """A quantised matrix before packing, row-major and unpadded.
 
-    codes   q4 uint8 (rows, cols) 0..15; q8 int8 (rows, cols) -127..127
-    scales  float16 (rows, ceil(cols / group)), finite, of any sign
-    zeros   q4 uint8, shape of scales, 0..15; q8 None
+    codes        uint8 (rows, cols), 0..15 or 0..63; q8 int8 (rows, cols) -127..127
+    scales       float16 (rows, ceil(cols / span)), finite, of any sign
+    multipliers  uint8 (rows, ceil(cols / group)), 1..16 (q6: 1..4); q8 None
+    offsets      uint8, shape of multipliers, 0..128 and such that code * multiplier - offset <= 127; q8 None
     """
 
     codes: Array
     scales: NDArray[np.float16]
-    zeros: Bytes | None
+    multipliers: Bytes | None = None
+    offsets: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +150,23 @@ class Format(ABC):
         return Layout(self, rows, cols, group)
 
     def group_for(self, wanted: int) -> int:
-        """`wanted`, or 0 for a format without groups."""
-        return 0 if self.groups == (0,) else wanted
+        """`wanted`, or the nearest size that the format has; 0 for a format without groups."""
+        return min(self.groups, key=lambda group: abs(group - wanted))
+
+    def span_for(self, group: int) -> int:
+        """Columns that share a float16 scale, and whose activations share one; 0 without scales."""
+        return group
 
     def padded(self, rows: int, cols: int, group: int) -> tuple[int, int]:
         """(rows, cols) as stored."""
-        return _round_up(rows, BLOCK_ROWS), _round_up(cols, group or BLOCK_ROWS)
+        return _round_up(rows, BLOCK_ROWS), _round_up(cols, max(group, _CODE_COLUMNS) if group else BLOCK_ROWS)
 
     def packed_bytes(self, rows: int, cols: int, group: int) -> int:
         """Bytes of the packed buffer."""
         return self.layout(rows, cols, group).bytes
 
-    def pack(self, weights: Float32, group: int) -> Packed:
-        """Pack a whole matrix, float32 (rows, cols).
+    def pack(self, weights: Float32, group: int, kernels: Kernels) -> Packed:
+        """Pack a whole matrix, float32 (rows, cols), by the compiled search of any tier.
 
         Raises:
             InputError: a weight is not finite or does not fit the format
@@ -153,7 +175,7 @@ class Format(ABC):
         layout = self.layout(rows, cols, group)
         exponent = self.exponent_for(magnitude(weights))
         buffer = layout.empty()
-        layout.pack_rows(weights, 0, buffer, exponent)
+        layout.pack_rows(weights, 0, buffer, exponent, kernels)
         return Packed(buffer, exponent)
 
     def unpack(self, buffer: Bytes, exponent: int, rows: int, cols: int, group: int) -> Float32:
@@ -162,7 +184,7 @@ class Format(ABC):
 
     @abstractmethod
     def bits_per_weight(self, group: int) -> float:
-        """Bits one weight costs, scales included, padding not."""
+        """Bits one weight costs in whole spans, scales included, padding not."""
 
     @abstractmethod
     def exponent_for(self, largest: float) -> int:
@@ -173,8 +195,10 @@ class Format(ABC):
         """The parts of the packed buffer for padded rows and cols."""
 
     @abstractmethod
-    def pack_blocks(self, weights: Float32, group: int, exponent: int, parts: dict[str, Array]) -> None:
-        """Pack padded rows (of whole blocks) into views of their place in the parts."""
+    def pack_blocks(
+        self, weights: Float32, group: int, exponent: int, parts: dict[str, Array], kernels: Kernels
+    ) -> None:
+        """Pack padded rows (of whole blocks, C-contiguous) into views of their place in the parts."""
 
     @abstractmethod
     def unpack_blocks(self, parts: dict[str, Array], group: int, exponent: int) -> Float32:
@@ -189,6 +213,11 @@ class Layout:
     rows: int
     cols: int
     group: int
+
+    @property
+    def span(self) -> int:
+        """Columns that share a float16 scale; 0 without scales."""
+        return self.format.span_for(self.group)
 
     @property
     def padded_rows(self) -> int:
@@ -215,7 +244,7 @@ class Layout:
         """A zeroed buffer of the right size, beginning on a multiple of 64 bytes."""
         return aligned(self.bytes, np.uint8)
 
-    def pack_rows(self, weights: Float32, first_row: int, out: Bytes, exponent: int) -> None:
+    def pack_rows(self, weights: Float32, first_row: int, out: Bytes, exponent: int, kernels: Kernels) -> None:
         """Pack rows first_row.. of the matrix into their place in `out`.
 
         weights     float32 (some rows, cols)
@@ -232,12 +261,12 @@ class Layout:
             chunk = weights[start : start + step]
             magnitude(chunk)  # refuses what is not finite
             shape = (_round_up(chunk.shape[0], BLOCK_ROWS), self.padded_cols)
-            if chunk.shape != shape or chunk.dtype != np.float32:
+            if chunk.shape != shape or chunk.dtype != np.float32 or not chunk.flags.c_contiguous:
                 padded = np.zeros(shape, np.float32)
                 padded[: chunk.shape[0], : self.cols] = chunk
                 chunk = padded
             place = self._views(out, (first_row + start) // BLOCK_ROWS, shape[0] // BLOCK_ROWS)
-            self.format.pack_blocks(chunk, self.group, exponent, place)
+            self.format.pack_blocks(chunk, self.group, exponent, place, kernels)
 
     def pack_codes(self, codes: Codes, first_row: int, out: Bytes) -> None:
         """Pack codes, scales and zeros made elsewhere, unchanged; slices as for `pack_rows`.
@@ -249,18 +278,21 @@ class Layout:
             raise InputError(f"format {self.format.name} holds plain values, not codes")
         self._check_slice(codes.codes.shape, first_row)
         self.format.check(codes)
-        rows, groups = _round_up(codes.codes.shape[0], BLOCK_ROWS), self.padded_cols // self.group
-        scales = np.zeros((rows, groups), np.float16)
-        scales[: codes.scales.shape[0]] = codes.scales
+        rows = _round_up(codes.codes.shape[0], BLOCK_ROWS)
         padded = np.zeros((rows, self.padded_cols), codes.codes.dtype)
-        zeros = None
-        if codes.zeros is not None:
-            zeros = np.zeros((rows, groups), np.uint8)
-            zeros[: codes.zeros.shape[0]] = codes.zeros
-            padded.reshape(rows, groups, self.group)[:] = zeros[:, :, None]  # a padding column weighs nothing
         padded[: codes.codes.shape[0], : self.cols] = codes.codes
         place = self._views(out, first_row // BLOCK_ROWS, rows // BLOCK_ROWS)
-        self.format.place(Codes(padded, scales, zeros), place)
+        spans = -(-self.padded_cols // self.span)
+        groups = spans * (self.span // self.group)
+        self.format.place(
+            Codes(
+                padded,
+                _padded(codes.scales, (rows, spans), 0),
+                None if codes.multipliers is None else _padded(codes.multipliers, (rows, groups), 1),
+                None if codes.offsets is None else _padded(codes.offsets, (rows, groups), 0),
+            ),
+            place,
+        )
 
     def codes(self, buffer: Bytes) -> Codes:
         """What `pack_codes` was given, or `pack_rows` chose; the whole matrix.
@@ -271,8 +303,13 @@ class Layout:
         if not isinstance(self.format, _Integer):
             raise InputError(f"format {self.format.name} holds plain values, not codes")
         found = self.format.collect(self._views(buffer, 0, self.padded_rows // BLOCK_ROWS))
-        zeros = None if found.zeros is None else found.zeros[: self.rows]
-        return Codes(found.codes[: self.rows, : self.cols], found.scales[: self.rows], zeros)
+        spans, groups = -(-self.cols // self.span), -(-self.cols // self.group)
+        return Codes(
+            found.codes[: self.rows, : self.cols],
+            found.scales[: self.rows, :spans],
+            None if found.multipliers is None else found.multipliers[: self.rows, :groups],
+            None if found.offsets is None else found.offsets[: self.rows, :groups],
+        )
 
     def unpack(self, buffer: Bytes, exponent: int) -> Float32:
         """The whole matrix, float32 (rows, cols)."""
@@ -309,34 +346,20 @@ class Layout:
 
 @dataclass(frozen=True)
 class _Integer(Format):
-    """Integer codes and one float16 scale per row and group.
+    """Integer codes and float16 scales.
 
-    A scale is at most `2**headroom` times smaller than float16's largest: the
-    exponent moves the largest weight just below `2**headroom`.
+    A scale is at least 64 times smaller than the largest weight it serves, so the
+    exponent may move that weight just below 2**22, and small groups keep scales
+    of full precision.
     """
-
-    headroom: int
 
     @override
     def exponent_for(self, largest: float) -> int:
-        """The exponent that brings `largest` into [2**(headroom - 1), 2**headroom).
+        """The exponent that brings `largest` into [2**21, 2**22).
 
         At least -126, so that 2**exponent is a normal float32.
         """
-        return max(frexp(largest)[1] - self.headroom, -126) if largest else 0
-
-    @override
-    def pack_blocks(self, weights: Float32, group: int, exponent: int, parts: dict[str, Array]) -> None:
-        """Choose codes for the rows and put them into their place."""
-        rows, cols = weights.shape
-        # Columns of a group first: every sum over a group then adds whole contiguous rows.
-        grouped = weights.reshape(rows, cols // group, group).transpose(2, 0, 1)
-        scaled = np.multiply(grouped, np.float32(2.0) ** np.float32(-exponent), order="C")
-        self.place(self.quantise(scaled), parts)
-
-    @abstractmethod
-    def quantise(self, scaled: Float32) -> Codes:
-        """Codes (rows, cols), scales and zeros (rows, groups) for weights (group, rows, groups)."""
+        return max(frexp(largest)[1] - 22, -126) if largest else 0
 
     @abstractmethod
     def check(self, codes: Codes) -> None:
@@ -356,101 +379,163 @@ class _Integer(Format):
 
     @override
     def unpack_blocks(self, parts: dict[str, Array], group: int, exponent: int) -> Float32:
-        """(code - zero) * scale is exact in float32; so is the power of two unless the result is below 1e-38."""
-        codes, scales, zeros = self.collect(parts)
-        rows, groups = scales.shape
-        values = codes.reshape(rows, groups, group).astype(np.float32)
-        if zeros is not None:
-            values -= zeros[:, :, None].astype(np.float32)
-        values *= scales[:, :, None].astype(np.float32)
+        """The integer times the scale is exact in float32; so is the power of two unless the result is below 1e-38."""
+        found = self.collect(parts)
+        rows, cols = found.codes.shape
+        values = found.codes.astype(np.float32)
+        if found.multipliers is not None and found.offsets is not None:
+            values *= np.repeat(found.multipliers, group, axis=1)[:, :cols]
+            values -= np.repeat(found.offsets, group, axis=1)[:, :cols]
+        values *= np.repeat(found.scales.astype(np.float32), self.span_for(group), axis=1)[:, :cols]
         values *= np.float32(2.0) ** np.float32(exponent)
-        return values.reshape(rows, groups * group)
+        return values.reshape(rows, cols)
 
 
-class _Q4(_Integer):
-    """4-bit codes with a 4-bit zero point.
+@dataclass(frozen=True)
+class _TwoLevel(_Integer):
+    """Codes of `bits` bits with a multiplier and an offset per group, and a float16 scale per span.
 
-    Promised, for a group of `group` weights w with R = max(w, 0) - min(w, 0), in
-    a tensor whose largest |w| is M >= 2**-100:
-        root mean square error  E = R / 30 * (1 + 2**-9) + M * 2**-40
-        largest error           E * sqrt(group)
-    E is what the full range costs at worst: half a step of R / 15, the scale
-    rounded up so that no end is clipped by more than half a step, M * 2**-40
-    being float16's smallest number. Other ranges replace it only where their
-    sum of squares is smaller, so one weight's error may grow, but not beyond
-    what the sum allows. Zero is always exact. Normally distributed weights lose
-    7.7 % (group 32) to 10 % (256) of their root mean square.
+    Promised, for a span of weights: with R the range max(w, 0) - min(w, 0) of a
+    group, and S the largest of max(w) / 127, -min(w) / 128 and R / 252 (for 6
+    bits; R / 240 for 4) over the span's groups, in a tensor whose largest |w| is
+    M >= 2**-100:
+        sum of squared errors <= sum over groups of group * E**2
+        E = (R / (2 * steps) + S) * (1 + 2**-9) + M * 2**-45
+    for steps = 15 (63): half a step of a range that no end of is clipped, the
+    multiplier rounded up (half of S), the offset rounded (half of S), the scale
+    rounded up, M * 2**-45 being float16's smallest number. Other choices replace
+    that one only where the sum of squares is smaller. A group of zeros is exact.
+    Normally distributed weights lose 6.4 % (int4, group 32) of their root mean square.
+
+    bits: of one code
+    whole: whether the span is one group, as in `q4g`
     """
+
+    bits: int
+    whole: bool = False
+
+    @property
+    def steps(self) -> int:
+        """The largest code."""
+        return 2**self.bits - 1
+
+    @property
+    def most(self) -> int:
+        """The largest multiplier: code * multiplier must stay below 256."""
+        return min(16, 255 // self.steps)
+
+    @override
+    def span_for(self, group: int) -> int:
+        """128 columns, more for a larger group."""
+        return group if self.whole else max(group, _SPAN)
 
     @override
     def bits_per_weight(self, group: int) -> float:
-        """4 bits, and 20 for each group's scale and zero point."""
-        return 4 + 20 / group
+        """The code's; 12 for each group, 16 for each span."""
+        return self.bits + 12 / group + 16 / self.span_for(group)
 
     @override
     def parts(self, rows: int, cols: int, group: int) -> tuple[Part, ...]:
         """Codes, meta."""
-        blocks = rows // BLOCK_ROWS
-        codes = Part("codes", 0, (blocks, cols // 8, 64), np.dtype(np.uint8))
-        meta = Part("meta", _round_up(codes.bytes, ALIGNMENT), (blocks, cols // group, 40), np.dtype(np.uint8))
-        return codes, meta
+        blocks, span = rows // BLOCK_ROWS, self.span_for(group)
+        lines = (cols // 8, 64) if self.bits == 4 else (cols // 16, 192)
+        codes = Part("codes", 0, (blocks, *lines), np.dtype(np.uint8))
+        meta_shape = (blocks, -(-cols // span), 32 + 24 * (span // group))
+        return codes, Part("meta", _round_up(codes.bytes, ALIGNMENT), meta_shape, np.dtype(np.uint8))
 
     @override
-    def quantise(self, scaled: Float32) -> Codes:
-        """Of eleven candidates, the scale and zero point with the least squared error in each group."""
-        low = np.minimum(scaled.min(axis=0), np.float32(0))
-        high = np.maximum(scaled.max(axis=0), np.float32(0))
-        search = _Q4Search(scaled)
-        span = _float16_above((high - low) * np.float32(1 / 15))
-        nominal = np.clip(np.rint(-low * _reciprocal(span)), 0, 15)
-        search.consider(span, nominal)  # this one keeps the promise; the others can only be better
-        for shift in (-1, 0, 1):
-            zero = np.clip(nominal + np.float32(shift), 0, 15)
-            reach = np.maximum(high * _reciprocal(15 - zero), -low * _reciprocal(zero))
-            for keep in _Q4_RANGES:
-                search.consider(_float16_above(reach * np.float32(keep)), zero)
-        search.refit()
-        return search.codes()
+    def pack_blocks(
+        self, weights: Float32, group: int, exponent: int, parts: dict[str, Array], kernels: Kernels
+    ) -> None:
+        """Search scales, multipliers and offsets; `kernels/packing.py` says how."""
+        rows, cols = weights.shape
+        span = self.span_for(group)
+        importance, scratch = np.ones(cols, np.float32), aligned(pack_scratch_bytes(span), np.uint8)
+        job = pack_job(
+            source=weights.ctypes.data,
+            columns=cols,
+            group=group,
+            span=span,
+            steps=self.steps,
+            most=self.most,
+            factor=float_bits(2.0**-exponent),
+            importance=importance.ctypes.data,
+            codes=parts["codes"].ctypes.data,
+            meta=parts["meta"].ctypes.data,
+            scratch=scratch.ctypes.data,
+        )
+        kernels.pack(job.ctypes.data, 0, rows // BLOCK_ROWS)
 
     @override
     def check(self, codes: Codes) -> None:
-        """Codes and zeros are 0..15."""
-        if codes.zeros is None:
-            raise InputError(f"format {self.name} needs zero points")
-        _check_range(self.name, "code", codes.codes, 0, 15)
-        _check_range(self.name, "zero point", codes.zeros, 0, 15)
+        """Codes, multipliers and offsets in their ranges, and their weights in int8."""
+        if codes.multipliers is None or codes.offsets is None:
+            raise InputError(f"format {self.name} needs multipliers and offsets")
+        _check_range(self.name, "code", codes.codes, 0, self.steps)
+        _check_range(self.name, "multiplier", codes.multipliers, 1, self.most)
+        _check_range(self.name, "offset", codes.offsets, 0, 128)
+        highest = self.steps * codes.multipliers.astype(np.int64) - codes.offsets
+        _check_range(self.name, "largest weight in units of the scale", highest, -128, 127)
         _check_finite(codes.scales)
 
     @override
     def place(self, codes: Codes, parts: dict[str, Array]) -> None:
-        """Interleave 16 rows x 8 columns to a line, and scales with zero points."""
-        assert codes.zeros is not None
+        """Interleave 16 rows to lines, and what a span shares to records."""
+        assert codes.multipliers is not None
+        assert codes.offsets is not None
         rows, cols = codes.codes.shape
-        blocks, groups = rows // BLOCK_ROWS, codes.scales.shape[1]
+        blocks, spans = rows // BLOCK_ROWS, codes.scales.shape[1]
+        groups = codes.multipliers.shape[1] // spans
         # Four columns at a time: their nibbles never meet, so uint32 moves are exact on every byte order.
         quads = np.ascontiguousarray(codes.codes, np.uint8).view(np.uint32)
-        quads = quads.reshape(blocks, BLOCK_ROWS, cols // 8, 2).transpose(0, 2, 1, 3)
-        parts["codes"].view(np.uint32)[:] = quads[..., 0] | quads[..., 1] << np.uint32(4)
+        low = quads & np.uint32(0x0F0F0F0F)
+        low = low.reshape(blocks, BLOCK_ROWS, cols // 8, 2).transpose(0, 2, 1, 3)
+        lines = low[..., 0] | low[..., 1] << np.uint32(4)  # (blocks, cols / 8, 16)
+        out = parts["codes"].view(np.uint32)
+        if self.bits == 4:
+            out[:] = lines
+        else:
+            high = (quads >> np.uint32(4)) & np.uint32(0x03030303)
+            high = high.reshape(blocks, BLOCK_ROWS, cols // 16, 4).transpose(0, 2, 1, 3)
+            joined = high[..., 0] | high[..., 1] << np.uint32(2) | high[..., 2] << np.uint32(4)
+            out[..., :32] = lines.reshape(blocks, cols // 16, 32)
+            out[..., 32:] = joined | high[..., 3] << np.uint32(6)
         meta = parts["meta"]
-        meta[:, :, :32].view(np.float16)[:] = codes.scales.reshape(blocks, BLOCK_ROWS, groups).transpose(0, 2, 1)
-        zeros = codes.zeros.reshape(blocks, BLOCK_ROWS // 2, 2, groups)
-        meta[:, :, 32:] = (zeros[:, :, 0] | zeros[:, :, 1] << 4).transpose(0, 2, 1)
+        meta[:, :, :32].view(np.float16)[:] = codes.scales.reshape(blocks, BLOCK_ROWS, spans).transpose(0, 2, 1)
+        less = (codes.multipliers - 1).reshape(blocks, BLOCK_ROWS // 2, 2, spans, groups)
+        nibbles = (less[:, :, 0] | less[:, :, 1] << 4).transpose(0, 2, 3, 1)  # (blocks, spans, groups, 8)
+        meta[:, :, 32 : 32 + 8 * groups] = nibbles.reshape(blocks, spans, 8 * groups)
+        offsets = codes.offsets.reshape(blocks, BLOCK_ROWS, spans, max(groups // 2, 1), min(groups, 2))
+        meta[:, :, 32 + 8 * groups :] = offsets.transpose(0, 2, 3, 1, 4).reshape(blocks, spans, 16 * groups)
 
     @override
     def collect(self, parts: dict[str, Array]) -> Codes:
         """The inverse of `place`."""
-        lines, meta = parts["codes"], parts["meta"]
-        blocks, eighths, _ = lines.shape
-        groups, rows = meta.shape[1], blocks * BLOCK_ROWS
-        nibbles = np.stack([lines & 15, lines >> 4], axis=-2).reshape(blocks, eighths, 2, BLOCK_ROWS, 4)
-        codes = nibbles.transpose(0, 3, 1, 2, 4).reshape(rows, eighths * 8)
-        scales = np.ascontiguousarray(meta[:, :, :32]).view(np.float16).transpose(0, 2, 1).reshape(rows, groups)
-        pairs = np.stack([meta[:, :, 32:] & 15, meta[:, :, 32:] >> 4], axis=-1)
-        return Codes(codes, scales, pairs.reshape(blocks, groups, 16).transpose(0, 2, 1).reshape(rows, groups))
+        lines, meta = np.ascontiguousarray(parts["codes"]), parts["meta"]
+        blocks = lines.shape[0]
+        spans, groups = meta.shape[1], (meta.shape[2] - 32) // 24
+        rows = blocks * BLOCK_ROWS
+        low = lines[..., : 64 if self.bits == 4 else 128].reshape(blocks, -1, BLOCK_ROWS, 4)
+        codes = np.stack([low & 15, low >> 4], axis=2)  # (blocks, cols / 8, 2, 16, 4)
+        if self.bits != 4:  # noqa: PLR2004 - the other has six
+            high = lines[..., 128:].reshape(blocks, -1, 1, BLOCK_ROWS, 4) >> np.arange(0, 8, 2, np.uint8)[:, None, None]
+            codes |= (high & 3).reshape(codes.shape) << 4
+        codes = codes.transpose(0, 3, 1, 2, 4).reshape(rows, -1)
+        scales = np.ascontiguousarray(meta[:, :, :32]).view(np.float16).transpose(0, 2, 1).reshape(rows, spans)
+        nibbles = meta[:, :, 32 : 32 + 8 * groups].reshape(blocks, spans, groups, 8)
+        pairs = np.stack([nibbles & 15, nibbles >> 4], axis=-1).reshape(blocks, spans * groups, BLOCK_ROWS)
+        offsets = meta[:, :, 32 + 8 * groups :].reshape(blocks, spans, max(groups // 2, 1), BLOCK_ROWS, min(groups, 2))
+        return Codes(
+            codes,
+            scales,
+            pairs.transpose(0, 2, 1).reshape(rows, spans * groups) + np.uint8(1),
+            offsets.transpose(0, 3, 1, 2, 4).reshape(rows, spans * groups),
+        )
 
 
+@dataclass(frozen=True)
 class _Q8(_Integer):
-    """8-bit codes, symmetric.
+    """8-bit codes, symmetric; a span is a group.
 
     Promised, for a group whose largest |w| is m in a tensor whose largest is M:
     every error <= m / 254 * (1 + 2**-9) + M * 2**-45 (half a step; the scale is
@@ -471,19 +556,22 @@ class _Q8(_Integer):
         return codes, meta
 
     @override
-    def quantise(self, scaled: Float32) -> Codes:
-        """The smallest scale that reaches the largest weight."""
-        largest = np.maximum(scaled.max(axis=0), -scaled.min(axis=0))
-        scale = _float16_above(largest * np.float32(1 / 127))
-        steps = np.rint(scaled * _reciprocal(scale))
+    def pack_blocks(
+        self, weights: Float32, group: int, exponent: int, parts: dict[str, Array], kernels: Kernels
+    ) -> None:
+        """The smallest scale that reaches the largest weight of each group."""
+        rows, cols = weights.shape
+        grouped = weights.reshape(rows, cols // group, group) * np.float32(2.0) ** np.float32(-exponent)
+        scale = _float16_above(np.abs(grouped).max(axis=2) * np.float32(1 / 127))
+        steps = np.rint(grouped * _reciprocal(scale)[:, :, None])
         np.clip(steps, -127, 127, out=steps)
-        return Codes(_row_major(steps.astype(np.int8)), scale.astype(np.float16), None)
+        self.place(Codes(steps.astype(np.int8).reshape(rows, cols), scale.astype(np.float16)), parts)
 
     @override
     def check(self, codes: Codes) -> None:
-        """Codes are -127..127; there are no zero points."""
-        if codes.zeros is not None:
-            raise InputError(f"format {self.name} has no zero points")
+        """Codes are -127..127; there is nothing else."""
+        if codes.multipliers is not None or codes.offsets is not None:
+            raise InputError(f"format {self.name} has no multipliers and no offsets")
         _check_range(self.name, "code", codes.codes, -127, 127)
         _check_finite(codes.scales)
 
@@ -503,7 +591,7 @@ class _Q8(_Integer):
         blocks, quarters, _ = lines.shape
         rows = blocks * BLOCK_ROWS
         codes = lines.reshape(blocks, quarters, BLOCK_ROWS, 4).transpose(0, 2, 1, 3).reshape(rows, quarters * 4)
-        return Codes(codes, meta.transpose(0, 2, 1).reshape(rows, meta.shape[1]), None)
+        return Codes(codes, meta.transpose(0, 2, 1).reshape(rows, meta.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -533,7 +621,9 @@ class _Float(Format):
         return (Part("values", 0, (rows // BLOCK_ROWS, cols, BLOCK_ROWS), self.dtype),)
 
     @override
-    def pack_blocks(self, weights: Float32, group: int, exponent: int, parts: dict[str, Array]) -> None:
+    def pack_blocks(
+        self, weights: Float32, group: int, exponent: int, parts: dict[str, Array], kernels: Kernels
+    ) -> None:
         """Round and interleave 16 rows."""
         with np.errstate(over="ignore"):
             values = weights.astype(self.dtype)
@@ -562,58 +652,10 @@ def _reciprocal(values: Float32) -> Float32:
     return np.divide(np.float32(1), values, out=np.zeros_like(values), where=values > 0)
 
 
-class _Q4Search:
-    """The best scale and zero point so far of every group of `scaled` (group, rows, groups)."""
-
-    def __init__(self, scaled: Float32) -> None:
-        self.scaled = scaled
-        shape = scaled.shape[1:]
-        self.error = np.full(shape, np.inf, np.float32)
-        self.scale = np.zeros(shape, np.float32)
-        self.zero = np.zeros(shape, np.float32)
-        self._exact, self._steps = np.empty_like(scaled), np.empty_like(scaled)
-
-    def consider(self, scale: Float32, zero: Float32) -> None:
-        """Keep this scale (float32, a float16 number) and zero point where they are better."""
-        off = self._round(scale, zero)
-        off -= self._exact
-        off *= off
-        error = off.sum(axis=0) * (scale * scale)
-        # A scale of 0 says nothing of its error; it is right for zeros only, where nothing has to be better.
-        better = (error < self.error) & (scale > 0)
-        np.copyto(self.error, error, where=better)
-        np.copyto(self.scale, scale, where=better)
-        np.copyto(self.zero, zero, where=better)
-
-    def refit(self) -> None:
-        """Consider the scale that suits the best codes so far: least squares, sum(wt) / sum(tt)."""
-        steps = self._round(self.scale, self.zero)
-        np.multiply(steps, self.scaled, out=self._exact)
-        along = self._exact.sum(axis=0)
-        steps *= steps
-        fitted = along * _reciprocal(steps.sum(axis=0))
-        self.consider(fitted.astype(np.float16).astype(np.float32), self.zero.copy())
-
-    def codes(self) -> Codes:
-        """The codes that the best scales and zero points give."""
-        steps = self._round(self.scale, self.zero)
-        steps += self.zero
-        codes = _row_major(steps.astype(np.uint8))
-        return Codes(codes, self.scale.astype(np.float16), self.zero.astype(np.uint8))
-
-    def _round(self, scale: Float32, zero: Float32) -> Float32:
-        """The weights in steps of the scale, rounded to what codes 0..15 can say; valid until the next call."""
-        np.multiply(self.scaled, _reciprocal(scale), out=self._exact)
-        np.rint(self._exact, out=self._steps)
-        np.maximum(self._steps, -zero, out=self._steps)
-        np.minimum(self._steps, np.float32(15) - zero, out=self._steps)
-        return self._steps
-
-
-def _row_major(codes: Array) -> Array:
-    """(group, rows, groups) -> (rows, groups * group)."""
-    group, rows, groups = codes.shape
-    return codes.transpose(1, 2, 0).reshape(rows, groups * group)
+def _padded(values: Array, shape: tuple[int, int], filling: int) -> Array:
+    out = np.full(shape, filling, values.dtype)
+    out[: values.shape[0], : values.shape[1]] = values
+    return out
 
 
 def _check_range(name: str, kind: str, values: Array, low: int, high: int) -> None:
@@ -634,9 +676,10 @@ def _round_up(value: int, multiple: int) -> int:
 FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
-        # The search tries scales up to a fifth of the largest weight, q8 needs 1 / 127: both below float16's 65504.
-        _Q4("q4", _GROUPS, headroom=17),
-        _Q8("q8", _GROUPS, headroom=22),
+        _TwoLevel("q4", _GROUPS, bits=4),
+        _TwoLevel("q4g", _GROUPS, bits=4, whole=True),
+        _TwoLevel("q6", _GROUPS, bits=6),
+        _Q8("q8", _GROUPS),
         _Float("f16", (0,), dtype=np.dtype(np.float16)),
         _Float("bf16", (0,), dtype=np.dtype(ml_dtypes.bfloat16)),
         _Float("f32", (0,), dtype=np.dtype(np.float32)),

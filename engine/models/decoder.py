@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.operations import (
+    AMX_BLOCKS,
+    AMX_COLUMNS,
     CHUNK_TOKENS,
     KV_F16,
     KV_F32,
@@ -27,6 +29,8 @@ from engine.core.operations import (
     STATE,
     STATE_WORDS,
     TILE_ROWS,
+    X_CHUNK,
+    X_TOKENS,
     Activation,
     Norm,
     Opcode,
@@ -45,10 +49,12 @@ from engine.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, Laye
 from engine.models.weights import Tensor, Weights
 from engine.settings import KvDtype
 
-__all__ = ["Decoder", "OperationTime", "check_shapes", "page_layout", "scratch_bytes"]
+__all__ = ["Decoder", "OperationTime", "activation_columns", "check_shapes", "page_layout", "scratch_bytes"]
 
 _KINDS = {
     "q4": WeightKind.Q4,
+    "q4g": WeightKind.Q4,
+    "q6": WeightKind.Q6,
     "q8": WeightKind.Q8,
     "f16": WeightKind.F16,
     "bf16": WeightKind.BF16,
@@ -103,8 +109,9 @@ class _Routed:
 
 @dataclass(frozen=True, slots=True)
 class _Activations:
-    """Where a product finds its input: int8 codes with scales and sums by group, or float32."""
+    """Where a product finds its input: int8 codes with scales by span and sums by group, or float32."""
 
+    span: int
     group: int
     codes: int
     stride: int
@@ -115,6 +122,7 @@ class _Activations:
 
     def fields(self) -> dict[str, int]:
         return {
+            "x_span": self.span,
             "x_group": self.group,
             "x_codes": self.codes,
             "x_stride": self.stride,
@@ -164,12 +172,18 @@ def check_shapes(spec: ModelSpec) -> None:
             raise UnsupportedModelError(message)
 
 
-def scratch_bytes(spec: ModelSpec) -> int:
-    """Working memory of one thread, a multiple of 64."""
+def activation_columns(spec: ModelSpec) -> int:
+    """Columns of the widest input of any product, as it is stored."""
     inputs = [layer.feed_forward.widest for layer in spec.layers]
     inputs += [layer.attention.heads * layer.attention.head_dim for layer in spec.layers]
-    widest = max(spec.hidden, *inputs)
-    most = 16 * (widest + 256) + 4096  # a block of weights as int8 and what goes with it; a row of floats is less
+    return -(-max(spec.hidden, *inputs) // 256) * 256
+
+
+def scratch_bytes(spec: ModelSpec, max_tokens: int) -> int:
+    """Working memory of one thread for steps of up to `max_tokens`, a multiple of 64."""
+    # A product on AMX tiles: tile shapes and products, unpacked blocks, sums that wait. Else a row of floats.
+    tiles = 4096 + AMX_BLOCKS * (16 * AMX_COLUMNS + 64 * (max_tokens + X_TOKENS))
+    most = max(tiles, 4 * activation_columns(spec))
     for layer in spec.layers:
         attention = layer.attention
         rows = max(TILE_ROWS, attention.heads // attention.kv_heads)
@@ -247,7 +261,7 @@ class Decoder:
         self._state = np.zeros(STATE_WORDS, np.int64)
         words = {name: index for index, name in enumerate(STATE)}
         self._state[words["routed_tokens"]] = self._routed.tokens if self._chosen else 0
-        bytes_per_thread = scratch_bytes(spec)
+        bytes_per_thread = scratch_bytes(spec, max_tokens)
         self._state[words["scratch"]] = self._room(bytes_per_thread * team.members).ctypes.data
         self._state[words["scratch_bytes"]] = bytes_per_thread
         self._words = words
@@ -368,6 +382,7 @@ class Decoder:
             "blocks": layout.padded_rows // 16,
             "columns": layout.padded_cols,
             "group": tensor.group,
+            "span": layout.span,
             "factor": 2.0**tensor.exponent * scale,
         }
 
@@ -453,18 +468,20 @@ class Decoder:
 
     def _activation_room(self, rows: int, widest: int) -> _Room:
         """Memory for inputs of up to `widest` columns."""
-        columns = -(-widest // 256) * 256
-        groups = columns // 16
+        columns, rows = -(-widest // 256) * 256, -(-rows // X_TOKENS) * X_TOKENS
         codes = self._floats(rows, columns)
-        scales, sums = self._floats(rows, groups), self._floats(rows, groups)
-        return _Room(codes.ctypes.data, scales.ctypes.data, sums.ctypes.data, 4 * columns, 4 * groups)
+        # A line more than the rows: scales a power of two apart would share a few lines of the cache.
+        scales, sums = (self._floats(columns // 32, rows + 16) for _ in range(2))
+        return _Room(codes.ctypes.data, scales.ctypes.data, sums.ctypes.data, codes.strides[0], scales.strides[0])
 
     def _input_of(self, tensor: Tensor, room: _Room | None = None) -> _Activations:
         room = room or self._activations
-        columns = FORMATS[tensor.format].layout(tensor.rows, tensor.cols, tensor.group).padded_cols
-        # One cache line more than the columns: rows a power of two apart would share a few lines of the cache.
-        stride = columns + 64 if tensor.group else room.row_bytes
-        return _Activations(tensor.group, room.codes, stride, room.scales, room.sums, room.scale_row_bytes, columns)
+        layout = FORMATS[tensor.format].layout(tensor.rows, tensor.cols, tensor.group)
+        columns = layout.padded_cols
+        stride = columns // 64 * X_CHUNK if tensor.group else room.row_bytes
+        return _Activations(
+            layout.span, tensor.group, room.codes, stride, room.scales, room.sums, room.scale_row_bytes, columns
+        )
 
     def _norm_fields(self, name: str) -> dict[str, int | float]:
         spec = self.spec

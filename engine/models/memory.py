@@ -12,7 +12,7 @@ from engine.core.cpu import Memory
 from engine.core.operations import CHUNK_TOKENS
 from engine.core.pages import PageLayout
 from engine.errors import ContextOverflowError, ResourceError
-from engine.models.decoder import page_layout, scratch_bytes
+from engine.models.decoder import activation_columns, page_layout, scratch_bytes
 from engine.models.spec import ModelSpec
 from engine.settings import EngineSettings, KvDtype
 
@@ -148,10 +148,10 @@ def working_bytes(
     intermediate = max(block.widest for block in blocks)
     attended = max(attention.heads * attention.head_dim for attention in attentions)
     stacked = max(attention.head_dim * (attention.heads + 2 * attention.kv_heads) for attention in attentions)
-    inputs = max(spec.hidden, attended, intermediate)
+    inputs = activation_columns(spec)
     # The residual and a block's output beside it, stacked outputs, attended heads, queries, and a product's input with
     # its scales and sums.
-    floats = 2 * spec.hidden + max(stacked, 2 * intermediate) + 2 * attended + inputs + (attended + 2 * inputs) // 16
+    floats = 2 * spec.hidden + max(stacked, 2 * intermediate) + 2 * attended + attended // 16 + inputs + inputs // 16
     # For each pair of a token and an expert: gates and ups, an output, and an input.
     floats += max(
         (
@@ -164,7 +164,7 @@ def working_bytes(
     )
     partial = max(attention.heads * (attention.head_dim + 16) for attention in attentions)
     floats_of_sequences = sequences * partial * -(-context // CHUNK_TOKENS) + (sequences + guesses) * spec.vocab_size
-    return 4 * (batch_tokens * floats + floats_of_sequences) + threads * scratch_bytes(spec)
+    return 4 * (batch_tokens * floats + floats_of_sequences) + threads * scratch_bytes(spec, batch_tokens)
 
 
 def _chosen_context(spec: ModelSpec, free: int, fitting: int) -> int:

@@ -55,7 +55,7 @@ __all__ = [
 
 _MAGIC = b"\x89NOOK\r\n\x1a"
 _FOOTER_MAGIC = b"NOOKEND\n"
-_VERSION = 1
+_VERSION = 2
 # magic, version, unused, manifest offset, manifest bytes, file bytes, SHA-256 of the manifest
 _HEADER = struct.Struct("<8sIIQQQ32s")
 HEADER_BYTES = 128

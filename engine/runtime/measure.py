@@ -22,7 +22,7 @@ from engine.errors import ContextOverflowError, InternalError, SettingError
 from engine.progress import Progress
 from engine.runtime.events import Done, Event, Failed, Message, Prompt, Request
 from engine.runtime.loop import Loop
-from engine.runtime.model import Model, prepared_kernels
+from engine.runtime.model import Model
 from engine.runtime.profile import profile
 from engine.settings import EngineSettings, Sampling
 
@@ -282,7 +282,7 @@ def _read_bandwidth(cache: Path) -> float:
 
 
 def _kernels(cache: Path) -> Kernels:
-    steps = prepared_kernels(EngineSettings(), cache)
+    steps = prepared_kernels(cache=cache)
     while True:
         try:
             next(steps)

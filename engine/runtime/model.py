@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.cpu import machine, memory, prefer_speed
-from engine.core.library import Kernels, load_kernels
+from engine.core.library import Kernels
 from engine.core.pages import PagePool
 from engine.core.team import Team
 from engine.errors import ContextOverflowError, InputError
@@ -35,7 +35,7 @@ from engine.text.tokenizer import Piece, Tokenizer
 if TYPE_CHECKING:
     from engine.text.grammar import Grammars
 
-__all__ = ["Decoder", "EncodedPrompt", "Model", "Tuning", "assembled", "is_conversation", "prepared_kernels"]
+__all__ = ["Decoder", "EncodedPrompt", "Model", "Tuning", "assembled", "is_conversation"]
 
 _BATCH_TOKENS = 256
 """Tokens of the largest step: enough to spread the cost of reading the weights, few enough to be brief."""
@@ -233,29 +233,6 @@ class Model:
 def is_conversation(prompt: Prompt) -> TypeGuard[tuple[Message, ...]]:
     """Whether a prompt is messages."""
     return bool(prompt) and isinstance(prompt[0], Message)
-
-
-def prepared_kernels(settings: EngineSettings, cache: Path) -> Generator[Progress, None, Kernels]:
-    """The kernels of the tier that is asked for, compiled when they are not in `cache`.
-
-    Raises:
-        SettingError: this computer has not that tier
-        InternalError: they cannot be compiled
-    """
-    tier = machine().choose_tier(settings.tier)
-    for step in load_kernels(tier, cache):
-        if isinstance(step, Kernels):
-            return step
-        done, total, name = _compile_step(step)
-        yield Progress("compile", done, total, "steps", name)
-    raise AssertionError("load_kernels ends with the kernels")
-
-
-def _compile_step(line: str) -> tuple[int, int, str]:
-    """Take "2/5 name" apart: (2, 5, "name")."""
-    counts, _, name = line.partition(" ")
-    done, _, total = counts.partition("/")
-    return (int(done), int(total), name) if done.isdigit() and total.isdigit() else (0, 0, line)
 
 
 def assembled(

@@ -1,13 +1,19 @@
 """Products on AMX tiles: 16 output rows times 16 tokens at once, for prompts and large batches.
 
 The packed layout is what the tile unit wants: a line of int8 weights holds 16
-rows times 4 columns, which is one row of its B operand; activations, as they
-lie, are its A operand. int4 codes are unpacked to int8 (less their zero point)
-once per block of rows and used for all tokens. The tile sums one group, exactly;
-then the float steps are those of every other tier, so the results are the same.
+rows times 4 columns, which is one row of its B operand; a tile of activations,
+as it lies, is its A operand. Codes are unpacked to int8 (code * multiplier -
+offset) once for all tokens. The tile unit sums one span, exactly; then the
+float steps are those of every other tier, so the results are the same.
+
+Cache blocking (Goto, van de Geijn 2008): `BLOCKS` blocks of rows at a time, by
+chunks of `COLUMNS` columns. A chunk of one tile of activations stays in the
+first-level cache while the unpacked blocks pass by from the second; float sums
+wait in between in the thread's scratch.
 """
 
 from engine.core.kernels import fields as at
+from engine.core.kernels.common import block_codes, block_meta
 from engine.core.kernels.simd import (
     high_nibbles,
     int64,
@@ -15,11 +21,14 @@ from engine.core.kernels.simd import (
     load_f16x16,
     load_i8x64,
     load_i64,
-    load_nibbles,
+    load_first_of_pairs_spread,
+    load_multipliers,
+    load_second_of_pairs_spread,
+    load_u8x16_spread,
     low_nibbles,
     minus_bytes,
+    multiplied_codes,
     prefetch_l2,
-    spread_bytes,
     store_i8x64,
     store_i64,
     tile_configure,
@@ -30,21 +39,24 @@ from engine.core.kernels.simd import (
     tile_store,
     tile_zero,
     tiles,
+    with_high_bits,
 )
+from engine.core.operations import AMX_BLOCKS, AMX_COLUMNS, X_CHUNK, X_TOKENS
 
-TOKENS = 16
-_SUMS = tiles(TOKENS)
-zero_sums, add_scaled_stored = _SUMS.zero_sums, _SUMS.add_scaled_stored
+_SUMS = tiles(X_TOKENS)
+zero_sums, load_sums, store_sums = _SUMS.zero_sums, _SUMS.load, _SUMS.store
+add_scaled_stored = _SUMS.add_scaled_stored
 
 CONFIGURATION, PRODUCTS = 0, 64
-UNPACKED = PRODUCTS + 1024
-"""Where the tile shapes, one tile of products and a block's weights as int8 lie in the thread's scratch."""
+UNPACKED = PRODUCTS + 2048
+WAITING = UNPACKED + 16 * AMX_BLOCKS * AMX_COLUMNS
+"""Where the tile shapes, two tiles of products, the unpacked blocks and the waiting sums lie in the thread's scratch."""
 
 
 @kernel
-def configure(scratch, group):
+def configure(scratch, span):
     """Shapes of the three tiles: products 16 x 16, activations 16 x k, weights k / 4 x 16, k = 32 or 64."""
-    bytes_of_k = min(group, 64)
+    bytes_of_k = min(span, 64)
     for word in range(8):
         store_i64(scratch + 8 * word, 0)
     # Palette 1; then bytes per row of each tile from byte 16, rows of each from byte 48.
@@ -54,76 +66,143 @@ def configure(scratch, group):
     tile_configure(scratch)
 
 
-@kernel
-def unpack(codes, meta, columns, group, out):
-    """A block of int4 rows as int8 lines: code - zero point."""
-    lines = group // 8
-    for _ in range(columns // group):
-        zeros = spread_bytes(load_nibbles(meta + 32))
-        meta += 40
-        for _ in range(lines):
-            line = load_i8x64(codes)
-            prefetch_l2(codes + 8192)
-            store_i8x64(out, minus_bytes(low_nibbles(line), zeros))
-            store_i8x64(out + 64, minus_bytes(high_nibbles(line), zeros))
-            codes += 64
-            out += 128
+first, second, third, fourth = with_high_bits
 
 
 @kernel
-def tile_product(weights, scales, scale_stride, groups, group, x, x_stride, x_scales, x_scale_stride, products):
-    """16 tokens times one block of rows: tile of float32 sums, groups in order."""
-    sums = zero_sums()
-    step = min(group, 64)
-    for index in range(groups):
+def put_line(out, codes, multipliers, offsets):
+    store_i8x64(out, minus_bytes(multiplied_codes(codes, multipliers), offsets))
+
+
+@kernel
+def four_bits(codes, multipliers, offsets, out):
+    """32 columns of int4 as eight lines of int8."""
+    for _ in range(4):
+        line = load_i8x64(codes)
+        prefetch_l2(codes + 8192)
+        put_line(out, low_nibbles(line), multipliers, offsets)
+        put_line(out + 64, high_nibbles(line), multipliers, offsets)
+        codes += 64
+        out += 128
+
+
+@kernel
+def six_bits(codes, multipliers, offsets, out):
+    """32 columns of 6-bit codes as eight lines of int8."""
+    for _ in range(2):
+        low, middle, high = load_i8x64(codes), load_i8x64(codes + 64), load_i8x64(codes + 128)
+        for line in range(3):
+            prefetch_l2(codes + 8192 + 64 * line)
+        put_line(out, first(low_nibbles(low), high), multipliers, offsets)
+        put_line(out + 64, second(high_nibbles(low), high), multipliers, offsets)
+        put_line(out + 128, third(low_nibbles(middle), high), multipliers, offsets)
+        put_line(out + 192, fourth(high_nibbles(middle), high), multipliers, offsets)
+        codes += 192
+        out += 256
+
+
+def unpacking(columns_of_32, bytes_of_32):
+    """kernel(codes, meta, columns, group, span, out): rows of a block as int8 lines, `columns` of whole spans."""
+
+    @kernel
+    def unpack(codes, meta, columns, group, span, out):
+        groups = span // group
+        column = int64(0)
+        while column < columns:
+            for index in range(min(groups, (columns - column) // group)):
+                multipliers = load_multipliers(meta + 32 + 8 * index)
+                place = meta + 32 + 8 * groups + index // 2 * 32
+                if groups == 1:
+                    offsets = load_u8x16_spread(place)
+                elif index % 2 == 0:
+                    offsets = load_first_of_pairs_spread(place)
+                else:
+                    offsets = load_second_of_pairs_spread(place)
+                for _ in range(group // 32):
+                    columns_of_32(codes, multipliers, offsets, out)
+                    codes += bytes_of_32
+                    out += 512
+                column += group
+            meta += 32 + 24 * groups
+
+    return unpack
+
+
+@kernel
+def tile_product(sums, weights, scales, record, columns, span, x, x_scales, x_scale_stride, products):
+    """sums + 16 tokens times `columns` of one block of rows, spans in order."""
+    step = min(span, int64(64))
+    other = products + 1024
+    column = int64(0)
+    while column < columns:
+        end = min(column + span, columns)
         tile_zero()
-        for _ in range(group // step):
-            tile_load_a(x, x_stride)
+        while column < end:
+            tile_load_a(x + (column >> 6) * X_CHUNK + (column & 63), 64)
             tile_load_b(weights, 64)
             tile_dot()
-            x += step
             weights += 16 * step
+            column += step
         tile_store(products, 64)
-        sums = add_scaled_stored(sums, products, load_f16x16(scales), x_scales + 4 * index, x_scale_stride)
-        scales += scale_stride
+        sums = add_scaled_stored(sums, products, load_f16x16(scales), x_scales, int64(4))
+        # Two places in turn, so that a store need not wait for the loads of the one before.
+        products, other = other, products
+        scales += record
+        x_scales += x_scale_stride
     return sums
 
 
-def amx_blocks(put, finish, four_bits):
+def amx_blocks(put, finish, bits):
     """kernel(row, state, member, tokens, first, last): blocks first..last for the first `tokens`, a multiple of 16."""
-    record = 40 if four_bits else 32
+    if bits < 8:
+        unpack = unpacking(four_bits, 256) if bits == 4 else unpacking(six_bits, 384)
+
+    @kernel
+    def chunk_of_blocks(row, scratch, tokens, first, count, begin, columns):
+        """Columns begin..begin + columns, whole spans, of blocks first..first + count."""
+        group, span = load_i64(row + at.MATMUL_GROUP), load_i64(row + at.MATMUL_SPAN)
+        record = 32 + 24 * (span // group) if bits < 8 else int64(32)
+        all_columns = load_i64(row + at.MATMUL_COLUMNS)
+        x_stride, x_scale_stride = load_i64(row + at.X_STRIDE), load_i64(row + at.X_SCALE_STRIDE)
+        first_span = begin // span
+        if bits < 8:
+            for index in range(count):
+                unpack(
+                    block_codes(row, first + index) + begin * 2 * bits,
+                    block_meta(row, first + index) + first_span * record,
+                    columns,
+                    group,
+                    span,
+                    scratch + UNPACKED + index * 16 * AMX_COLUMNS,
+                )
+        for token in range(0, tokens, X_TOKENS):
+            x = load_i64(row + at.X_CODES) + token // X_TOKENS * x_stride + (begin >> 6) * X_CHUNK
+            x_scales = load_i64(row + at.X_SCALES) + 4 * token + first_span * x_scale_stride
+            for index in range(count):
+                waiting = scratch + WAITING + (token * AMX_BLOCKS + index * X_TOKENS) * 64
+                sums = zero_sums() if begin == 0 else load_sums(waiting, int64(64))
+                if bits < 8:
+                    weights = scratch + UNPACKED + index * 16 * AMX_COLUMNS
+                else:
+                    weights = block_codes(row, first + index) + begin * 16
+                scales = block_meta(row, first + index) + first_span * record
+                sums = tile_product(
+                    sums, weights, scales, record, columns, span, x, x_scales, x_scale_stride, scratch + PRODUCTS
+                )
+                if begin + columns < all_columns:
+                    store_sums(waiting, int64(64), sums)
+                else:
+                    put(finish, row, first + index, token, sums)
 
     @kernel
     def product(row, state, member, tokens, first, last):
-        columns, group = load_i64(row + at.MATMUL_COLUMNS), load_i64(row + at.MATMUL_GROUP)
-        groups = columns // group
+        columns = load_i64(row + at.MATMUL_COLUMNS)
         scratch = load_i64(state + at.STATE_SCRATCH) + member * load_i64(state + at.STATE_SCRATCH_BYTES)
-        x_stride, x_scale_stride = load_i64(row + at.X_STRIDE), load_i64(row + at.X_SCALE_STRIDE)
-        configure(scratch + CONFIGURATION, group)
-        for block in range(first, last):
-            scales = load_i64(row + at.MATMUL_META) + block * groups * record
-            if four_bits:
-                codes = load_i64(row + at.MATMUL_PANELS) + block * columns * 8
-                weights = scratch + UNPACKED
-                unpack(codes, scales, columns, group, weights)
-            else:
-                weights = load_i64(row + at.MATMUL_PANELS) + block * columns * 16
-            token = int64(0)
-            while token < tokens:
-                sums = tile_product(
-                    weights,
-                    scales,
-                    record,
-                    groups,
-                    group,
-                    load_i64(row + at.X_CODES) + token * x_stride,
-                    x_stride,
-                    load_i64(row + at.X_SCALES) + token * x_scale_stride,
-                    x_scale_stride,
-                    scratch + PRODUCTS,
-                )
-                put(finish, row, block, token, sums)
-                token += TOKENS
+        configure(scratch + CONFIGURATION, load_i64(row + at.MATMUL_SPAN))
+        for block in range(first, last, AMX_BLOCKS):
+            count = min(last - block, int64(AMX_BLOCKS))
+            for begin in range(0, columns, AMX_COLUMNS):
+                chunk_of_blocks(row, scratch, tokens, block, count, begin, min(columns - begin, int64(AMX_COLUMNS)))
         tile_release()
 
     return product

@@ -1,6 +1,6 @@
 """The entry points that object code exports: name, function, and how many int64 arguments."""
 
-from engine.core.kernels import team
+from engine.core.kernels import packing, team
 from engine.core.kernels.simd import float32, kernel, load_f32x16, maximum, prefetch_l2, splat_f32, store_f32x16
 
 
@@ -20,5 +20,6 @@ def read(address, size, out):
 
 ENTRY_POINTS = {
     "enter": (team.enter, 3),
+    "pack": (packing.pack, 3),
     "read": (read, 3),
 }

@@ -5,7 +5,7 @@ word of the state. The activation fields lie at the same place in every row that
 (`at.X_GROUP`, ...), and so does `at.ROWS`.
 """
 
-from engine.core.operations import FIELDS, STATE, Opcode
+from engine.core.operations import FIELDS, PACK, STATE, Opcode
 
 for _opcode, _names in FIELDS.items():
     for _index, _name in enumerate(_names):
@@ -13,7 +13,10 @@ for _opcode, _names in FIELDS.items():
 for _index, _name in enumerate(STATE):
     globals()[f"STATE_{_name.upper()}"] = 8 * _index
 
-_SHARED = ("x_group", "x_codes", "x_stride", "x_scales", "x_sums", "x_scale_stride", "x_columns", "rows")
+for _index, _name in enumerate(PACK):
+    globals()[f"PACK_{_name.upper()}"] = 8 * _index
+
+_SHARED = ("x_span", "x_group", "x_codes", "x_stride", "x_scales", "x_sums", "x_scale_stride", "x_columns", "rows")
 for _index, _name in enumerate(_SHARED):
     globals()[_name.upper()] = 8 * (1 + _index)
     for _opcode in (Opcode.NORM, Opcode.QUANTISE, Opcode.ACTIVATE, Opcode.MATMUL, Opcode.EXPERTS):

@@ -3,18 +3,18 @@
 Weights lie in blocks of 16 rows (`engine.core.quant`), so one vector holds one
 column, or four, of 16 output rows: no sum ever crosses lanes. A tile of tokens
 shares each loaded line of weights. The order of float operations for one
-output is fixed and does not depend on the tile: groups in order for int4 and
-int8, four chains of columns for floats.
+output is fixed and does not depend on the tile: spans in order for integer
+weights, four chains of columns for floats.
 """
 
 from engine.core.kernels import amx
 from engine.core.kernels import fields as at
-from engine.core.kernels.common import batch_rows, load_float, share_first
+from engine.core.kernels.common import batch_rows, block_codes, block_meta, load_float, share_first
 from engine.core.kernels.simd import (
     BYTES_START,
     HAS_AMX,
+    HAS_VNNI,
     HAS_VNNI512,
-    NIBBLE_CHUNK,
     high_nibbles,
     int64,
     kernel,
@@ -23,68 +23,164 @@ from engine.core.kernels.simd import (
     load_f32x16,
     load_i8x64,
     load_i64,
-    load_nibbles,
+    load_multipliers,
+    load_u8x16_as_pairs,
+    load_u8x32_as_i16,
     low_nibbles,
+    multiplied_codes,
     prefetch_l2,
     splat_f32,
     tiles,
-    to_float,
+    with_high_bits,
 )
-from engine.core.operations import WeightKind
+from engine.core.operations import X_CHUNK, X_TOKENS, WeightKind
 
-Q4, Q8, F16, BF16, F32 = (int(kind) for kind in WeightKind)
+Q4, Q6, Q8, F16, BF16, F32 = (int(kind) for kind in WeightKind)
 AHEAD = 8192
 """Bytes between a line of weights and the one asked for in advance; measured on DRAM-bound products."""
 
 
-def q4_tile(tile):
-    """Tokens of one tile times one block of int4 rows: kernel(codes, meta, groups, group, x, ...) -> sums."""
-    zero_sums, zero_integers, zero_chunk = tile.zero_sums, tile.zero_integers, tile.zero_chunk
-    dot, widened, add_scaled = tile.dot_nibbles, tile.widened, tile.add_scaled_from_zero
+X_TOKEN, X_WORD = int64(64), int64(4)
+"""Bytes from one token of a tile of activations to the next: of its codes, of its scales and sums."""
+
+
+@kernel
+def x_place(x, column):
+    """Where a column's codes begin in a tile of activations."""
+    return x + (column >> 6) * X_CHUNK + (column & 63)
+
+
+@kernel
+def words_of(group, span):
+    """Words of activation sums for one span: two groups share one, a single group has one."""
+    return max(span // group // 2, int64(1))
+
+
+def q4_columns(tile, use):
+    """kernel(sums, codes, x, multipliers): 32 columns of int4 codes."""
 
     @kernel
-    def product(codes, meta, groups, group, x, x_stride, x_scales, x_sums, x_scale_stride):
+    def columns(sums, codes, x, multipliers):
+        for _ in range(4):
+            line = load_i8x64(codes)
+            prefetch_l2(codes + AHEAD)
+            sums = use(sums, low_nibbles(line), x, multipliers)
+            sums = use(sums, high_nibbles(line), x + 4, multipliers)
+            codes += 64
+            x += 8
+        return sums
+
+    return columns
+
+
+def q6_columns(tile, use):
+    """kernel(sums, codes, x, multipliers): 32 columns of 6-bit codes."""
+    first, second, third, fourth = with_high_bits
+
+    @kernel
+    def columns(sums, codes, x, multipliers):
+        for _ in range(2):
+            low, middle, high = load_i8x64(codes), load_i8x64(codes + 64), load_i8x64(codes + 128)
+            for line in range(3):
+                prefetch_l2(codes + AHEAD + 64 * line)
+            sums = use(sums, first(low_nibbles(low), high), x, multipliers)
+            sums = use(sums, second(high_nibbles(low), high), x + 4, multipliers)
+            sums = use(sums, third(low_nibbles(middle), high), x + 8, multipliers)
+            sums = use(sums, fourth(high_nibbles(middle), high), x + 12, multipliers)
+            codes += 192
+            x += 16
+        return sums
+
+    return columns
+
+
+def coded_tile(tile, make_columns, bytes_of_32, sums_at_once):
+    """Tokens of one tile times one block of coded rows: kernel(codes, meta, columns, group, span, x, ...) -> sums.
+
+    sums_at_once: how many products of four columns int16 sums can hold, where there is no VNNI: 8 of int4 codes
+    (15 * 127 * 2 each), 2 of 6-bit ones (63 * 127 * 2); every sum then is multiplied and widened.
+    """
+    zero_sums, zero_integers, zero_chunk = tile.zero_sums, tile.zero_integers, tile.zero_chunk
+    dot, add_multiplied, add_pairs, add_scaled = tile.dot_codes, tile.add_multiplied, tile.dot_halfwords, tile.add_scaled
+
+    if HAS_VNNI:
+
+        @kernel
+        def use(sums, codes, x, multipliers):
+            return dot(sums, multiplied_codes(codes, multipliers), x, X_TOKEN)
+
+        columns_of_32 = make_columns(tile, use)
+    elif sums_at_once >= 8:
+
+        @kernel
+        def gather(sums, codes, x, multipliers):
+            return dot(sums, codes, x, X_TOKEN)
+
+        gathered = make_columns(tile, gather)
+
+        @kernel
+        def columns_of_32(sums, codes, x, multipliers):
+            return add_multiplied(sums, gathered(zero_chunk(), codes, x, multipliers), multipliers)
+
+    else:
+
+        @kernel
+        def use(sums, codes, x, multipliers):
+            return add_multiplied(sums, dot(zero_chunk(), codes, x, X_TOKEN), multipliers)
+
+        columns_of_32 = make_columns(tile, use)
+
+    @kernel
+    def product(codes, meta, columns, group, span, x, x_scales, x_sums, x_stride):
         sums = zero_sums()
-        chunk_columns = min(group, NIBBLE_CHUNK)
-        for index in range(groups):
+        groups, words = span // group, words_of(group, span)
+        column = int64(0)
+        while column < columns:
             dots = zero_integers()
-            for _ in range(group // chunk_columns):
-                chunk = zero_chunk()
-                for _ in range(chunk_columns // 32):
-                    for _ in range(4):
-                        line = load_i8x64(codes)
-                        prefetch_l2(codes + AHEAD)
-                        chunk = dot(chunk, low_nibbles(line), x, x_stride)
-                        chunk = dot(chunk, high_nibbles(line), x + 4, x_stride)
-                        codes += 64
-                        x += 8
-                dots = widened(dots, chunk)
-            scale = load_f16x16(meta)
-            zero_point = to_float(load_nibbles(meta + 32))
-            meta += 40
-            sums = add_scaled(sums, dots, scale, zero_point, x_scales + 4 * index, x_sums + 4 * index, x_scale_stride)
+            offsets = meta + 32 + 8 * groups
+            for word in range(words):
+                pairs = load_u8x32_as_i16(offsets + 32 * word) if groups > 1 else load_u8x16_as_pairs(offsets)
+                dots = add_pairs(dots, pairs, x_sums, X_WORD)
+                x_sums += x_stride
+            multipliers = meta + 32
+            end = min(column + span, columns)
+            while column < end:
+                multiplier = load_multipliers(multipliers)
+                multipliers += 8
+                for _ in range(group // 32):
+                    dots = columns_of_32(dots, codes, x_place(x, column), multiplier)
+                    codes += bytes_of_32
+                    column += 32
+            sums = add_scaled(sums, dots, load_f16x16(meta), x_scales, X_WORD)
+            meta += 32 + 24 * groups
+            x_scales += x_stride
         return sums
 
     return product
 
 
 def q8_tile(tile):
-    """Tokens of one tile times one block of int8 rows."""
+    """Tokens of one tile times one block of int8 rows; a span is one group."""
     zero_sums, start, dot, add_scaled = tile.zero_sums, tile.sums_times, tile.dot_bytes, tile.add_scaled
 
     @kernel
-    def product(codes, meta, groups, group, x, x_stride, x_scales, x_sums, x_scale_stride):
+    def product(codes, meta, columns, group, span, x, x_scales, x_sums, x_stride):
         sums = zero_sums()
-        for index in range(groups):
-            dots = start(BYTES_START, x_sums + 4 * index, x_scale_stride)
-            for _ in range(group // 32):
+        column = int64(0)
+        while column < columns:
+            dots = start(BYTES_START, x_sums, X_WORD)
+            for _ in range(span // 32):
+                place = x_place(x, column)
                 for _ in range(8):
                     prefetch_l2(codes + AHEAD)
-                    dots = dot(dots, load_i8x64(codes), x, x_stride)
+                    dots = dot(dots, load_i8x64(codes), place, X_TOKEN)
                     codes += 64
-                    x += 4
-            sums = add_scaled(sums, dots, load_f16x16(meta), x_scales + 4 * index, x_scale_stride)
+                    place += 4
+                column += 32
+            sums = add_scaled(sums, dots, load_f16x16(meta), x_scales, X_WORD)
             meta += 32
+            x_scales += x_stride
+            x_sums += x_stride
         return sums
 
     return product
@@ -127,21 +223,21 @@ def finished(tile):
     return finish
 
 
-def integer_rows(make, tile, panel_divisor, record_bytes):
-    """All blocks of a thread for `tile.count` tokens of an integer format."""
+def integer_rows(make, tile):
+    """All blocks of a thread for `tile.count` tokens, which lie in one tile of activations, of an integer format."""
     product, finish = make(tile), finished(tile)
 
     @kernel
     def rows(row, block, token):
         columns, group = load_i64(row + at.MATMUL_COLUMNS), load_i64(row + at.MATMUL_GROUP)
-        groups = columns // group
-        codes = load_i64(row + at.MATMUL_PANELS) + block * (columns // panel_divisor) * 64
-        meta = load_i64(row + at.MATMUL_META) + block * groups * record_bytes
-        x_stride, x_scale_stride = load_i64(row + at.X_STRIDE), load_i64(row + at.X_SCALE_STRIDE)
-        x = load_i64(row + at.X_CODES) + token * x_stride
-        x_scales = load_i64(row + at.X_SCALES) + token * x_scale_stride
-        x_sums = load_i64(row + at.X_SUMS) + token * x_scale_stride
-        sums = product(codes, meta, groups, group, x, x_stride, x_scales, x_sums, x_scale_stride)
+        span = load_i64(row + at.MATMUL_SPAN)
+        codes = block_codes(row, block)
+        meta = block_meta(row, block)
+        x = load_i64(row + at.X_CODES) + token // X_TOKENS * load_i64(row + at.X_STRIDE) + token % X_TOKENS * X_TOKEN
+        x_scales = load_i64(row + at.X_SCALES) + 4 * token
+        x_sums = load_i64(row + at.X_SUMS) + 4 * token
+        stride = load_i64(row + at.X_SCALE_STRIDE)
+        sums = product(codes, meta, columns, group, span, x, x_scales, x_sums, stride)
         put(finish, row, block, token, sums)
 
     return rows
@@ -187,15 +283,18 @@ def blocks_of(make_rows, sizes):
     def product(row, start, tokens, first, last):
         for block in range(first, last):
             token = start
-            while tokens - token >= large_count:
-                large(row, block, token)
-                token += large_count
-            while tokens - token >= medium_count:
-                medium(row, block, token)
-                token += medium_count
             while token < tokens:
-                small(row, block, token)
-                token += 1
+                # No tile of tokens crosses from one tile of activations into the next.
+                end = min(token // X_TOKENS * X_TOKENS + X_TOKENS, tokens)
+                while end - token >= large_count:
+                    large(row, block, token)
+                    token += large_count
+                while end - token >= medium_count:
+                    medium(row, block, token)
+                    token += medium_count
+                while token < end:
+                    small(row, block, token)
+                    token += 1
 
     return product
 
@@ -203,16 +302,17 @@ def blocks_of(make_rows, sizes):
 TILES = (8, 3, 1) if HAS_VNNI512 else (6, 2, 1)
 """Tokens of a tile: what the registers hold beside a line of weights; measured."""
 
-q4_blocks = blocks_of(lambda tile: integer_rows(q4_tile, tile, 8, 40), TILES)
-q8_blocks = blocks_of(lambda tile: integer_rows(q8_tile, tile, 4, 32), TILES)
+q4_blocks = blocks_of(lambda tile: integer_rows(lambda t: coded_tile(t, q4_columns, 256, 8), tile), TILES)
+q6_blocks = blocks_of(lambda tile: integer_rows(lambda t: coded_tile(t, q6_columns, 384, 2), tile), TILES)
+q8_blocks = blocks_of(lambda tile: integer_rows(q8_tile, tile), TILES)
 f16_blocks = blocks_of(lambda tile: float_rows(load_f16x16, 2, tile), (4, 2, 1))
 bf16_blocks = blocks_of(lambda tile: float_rows(load_bf16x16, 2, tile), (4, 2, 1))
 f32_blocks = blocks_of(lambda tile: float_rows(load_f32x16, 4, tile), (4, 2, 1))
 
 
 if HAS_AMX:
-    _finish = finished(tiles(amx.TOKENS))
-    q4_amx, q8_amx = amx.amx_blocks(put, _finish, True), amx.amx_blocks(put, _finish, False)
+    _finish = finished(tiles(X_TOKENS))
+    q4_amx, q6_amx, q8_amx = (amx.amx_blocks(put, _finish, bits) for bits in (4, 6, 8))
 
 
 @kernel
@@ -228,14 +328,18 @@ def products(row, state, member, tokens, first, last):
     """Blocks first..last of a product, for the first `tokens` rows of its activations."""
     kind = load_i64(row + at.MATMUL_KIND)
     start = int64(0)
-    if HAS_AMX and kind <= Q8 and tokens >= amx.TOKENS:
-        start = tokens // amx.TOKENS * amx.TOKENS
+    if HAS_AMX and kind <= Q8 and tokens >= X_TOKENS:
+        start = tokens // X_TOKENS * X_TOKENS
         if kind == Q4:
             q4_amx(row, state, member, start, first, last)
+        elif kind == Q6:
+            q6_amx(row, state, member, start, first, last)
         else:
             q8_amx(row, state, member, start, first, last)
     if kind == Q4:
         q4_blocks(row, start, tokens, first, last)
+    elif kind == Q6:
+        q6_blocks(row, start, tokens, first, last)
     elif kind == Q8:
         q8_blocks(row, start, tokens, first, last)
     elif kind == F16:

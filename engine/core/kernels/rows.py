@@ -8,6 +8,7 @@ from engine.core.kernels.simd import (
     float32,
     float64,
     fma,
+    int32,
     int64,
     kernel,
     load_bf16,
@@ -28,29 +29,36 @@ from engine.core.kernels.simd import (
 )
 from engine.core.operations import Activation, Norm, WeightKind
 
-Q4, Q8, F16, BF16 = int(WeightKind.Q4), int(WeightKind.Q8), int(WeightKind.F16), int(WeightKind.BF16)
+Q4, _, Q8, F16, BF16, _ = (int(kind) for kind in WeightKind)
 SILU, GELU_TANH, GELU = int(Activation.SILU), int(Activation.GELU_TANH), int(Activation.GELU)
 SWIGLU_CLAMPED = int(Activation.SWIGLU_CLAMPED)
 RMS, LAYER = int(Norm.RMS), int(Norm.LAYER)
 PIECE = 1024
-"""Columns of one piece of a row: a multiple of every group size, small enough to share one row among threads."""
+"""Columns of one piece of a row: a multiple of every span, small enough to share one row among threads."""
 
 
 @kernel
-def weight(kind, panels, meta, columns, group, row, column):
+def weight(kind, panels, meta, columns, group, span, row, column):
     """One weight as float32, without the tensor's power of two."""
     block, lane = row // 16, row % 16
-    if kind == Q4:
-        line = panels + (block * (columns // 8) + column // 8) * 64
-        byte = load_u8(line + 4 * lane + column % 4)
-        code = byte >> 4 if column % 8 >= 4 else byte & 15
-        record = meta + (block * (columns // group) + column // group) * 40
-        zeros = load_u8(record + 32 + lane // 2)
-        zero = zeros >> 4 if lane % 2 else zeros & 15
-        return float32(code - zero) * load_f16(record + 2 * lane)
+    spans = (columns + span - 1) // span if span > 0 else int64(0)
+    if kind < Q8:
+        record = 32 + 24 * (span // group)
+        place = meta + (block * spans + column // span) * record
+        number, groups = column % span // group, span // group
+        nibbles = load_u8(place + 32 + 8 * number + lane // 2)
+        multiplier = (nibbles >> 4 if lane % 2 else nibbles & 15) + 1
+        offsets = place + 32 + 8 * groups
+        if groups == 1:
+            offset = load_u8(offsets + lane)
+        else:
+            offset = load_u8(offsets + 32 * (number // 2) + 2 * lane + number % 2)
+        return float32(code_at(kind, panels, block, columns, lane, column) * multiplier - offset) * load_f16(
+            place + 2 * lane
+        )
     if kind == Q8:
         line = panels + (block * (columns // 4) + column // 4) * 64
-        scale = load_f16(meta + ((block * (columns // group) + column // group) * 16 + lane) * 2)
+        scale = load_f16(meta + ((block * spans + column // span) * 16 + lane) * 2)
         return float32(load_i8(line + 4 * lane + column % 4)) * scale
     index = (block * columns + column) * 16 + lane
     if kind == F16:
@@ -58,6 +66,20 @@ def weight(kind, panels, meta, columns, group, row, column):
     if kind == BF16:
         return load_bf16(panels + 2 * index)
     return load_f32(panels + 4 * index)
+
+
+@kernel
+def code_at(kind, panels, block, columns, lane, column):
+    """The int4 or 6-bit code of one weight."""
+    byte = 4 * lane + column % 4
+    if kind == Q4:
+        line = panels + (block * (columns // 8) + column // 8) * 64
+        code = load_u8(line + byte)
+        return code >> 4 if column % 8 >= 4 else code & 15
+    lines = panels + (block * (columns // 16) + column // 16) * 192
+    code = load_u8(lines + column % 16 // 8 * 64 + byte)
+    low = code >> 4 if column % 8 >= 4 else code & 15
+    return low | (load_u8(lines + 128 + byte) >> int32(column % 16 // 4 * 2) & 3) << 4
 
 
 @kernel
@@ -69,13 +91,14 @@ def embed(row, state, member, members):
     kind = load_i64(row + at.EMBED_KIND)
     panels, meta = load_i64(row + at.EMBED_PANELS), load_i64(row + at.EMBED_META)
     columns, group = load_i64(row + at.EMBED_COLUMNS), load_i64(row + at.EMBED_GROUP)
+    span = load_i64(row + at.EMBED_SPAN)
     width = load_i64(row + at.EMBED_WIDTH)
     factor = load_float(row + at.EMBED_FACTOR) * load_float(row + at.EMBED_SCALE)
     for token in range(share_first(tokens, member, members), share_first(tokens, member + 1, members)):
         out = load_i64(row + at.EMBED_OUT) + token * load_i64(row + at.EMBED_OUT_STRIDE)
         index = int64(load_i32(ids + 4 * token))
         for column in range(width):
-            value = weight(kind, panels, meta, columns, group, index, column) * factor
+            value = weight(kind, panels, meta, columns, group, span, index, column) * factor
             store_f32(out + 4 * column, load_f32(out + 4 * column) + value if by_position else value)
 
 

@@ -181,8 +181,8 @@ def _storer(value_type, align=1):
     return store
 
 
-load_i8x64, load_f32x16 = (_loader(t, t.llvm) for t in (i8x64, f32x16))
-store_i8x64, store_f32x16 = (_storer(t) for t in (i8x64, f32x16))
+load_i8x64, load_i32x16, load_f32x16 = (_loader(t, t.llvm) for t in (i8x64, i32x16, f32x16))
+store_i8x64, store_i32x16, store_f32x16 = (_storer(t) for t in (i8x64, i32x16, f32x16))
 load_i32, load_i64, load_f32 = _loader(int32, I32), _loader(int64, I64), _loader(float32, F32)
 store_i32, store_i64, store_f32 = _storer(int32), _storer(int64), _storer(float32)
 
@@ -209,9 +209,7 @@ def load_i8x32_as_i16(builder, address):
     return builder.sext(bytes_, _vector(I16, 32))
 
 
-@operation(i32x16, int64)
-def load_nibbles(builder, address):
-    """16 unsigned nibbles from 8 bytes: value 2i in the low half of byte i, 2i + 1 in the high."""
+def _nibbles(builder, address):
     bytes_ = builder.load(_pointer(builder, address), typ=_vector(I8, 8), align=1)
     doubled = _shuffle(builder, bytes_, bytes_, [i // 2 for i in range(16)])
     wide = builder.zext(doubled, _vector(I32, 16))
@@ -219,10 +217,64 @@ def load_nibbles(builder, address):
     return builder.and_(shifted, _constant(_vector(I32, 16), 15))
 
 
+@operation(i16x32, int64)
+def load_multipliers(builder, address):
+    """16 nibbles from 8 bytes (2i in the low half of byte i), plus one, each in both halves of its lane."""
+    words = _vector(I32, 16)
+    value = builder.add(_nibbles(builder, address), _constant(words, 1))
+    return builder.bitcast(builder.or_(value, builder.shl(value, _constant(words, 16))), _vector(I16, 32))
+
+
+@operation(i16x32, int64)
+def load_u8x32_as_i16(builder, address):
+    """32 unsigned bytes, widened to 16 bits."""
+    bytes_ = builder.load(_pointer(builder, address), typ=_vector(I8, 32), align=1)
+    return builder.zext(bytes_, _vector(I16, 32))
+
+
+@operation(i16x32, int64)
+def load_u8x16_as_pairs(builder, address):
+    """16 unsigned bytes in the low halves of 16 lanes, 0 in the high halves."""
+    bytes_ = builder.load(_pointer(builder, address), typ=_vector(I8, 16), align=1)
+    return builder.bitcast(builder.zext(bytes_, _vector(I32, 16)), _vector(I16, 32))
+
+
+def _spread(builder, words):
+    """The low byte of each lane, which must be below 256, in all four of its bytes."""
+    return builder.bitcast(builder.mul(words, _constant(words.type, 0x01010101)), _vector(I8, 64))
+
+
+@operation(i8x64, int64)
+def load_u8x16_spread(builder, address):
+    """16 bytes, each in the four bytes of its lane."""
+    bytes_ = builder.load(_pointer(builder, address), typ=_vector(I8, 16), align=1)
+    return _spread(builder, builder.zext(bytes_, _vector(I32, 16)))
+
+
+def _spread_of_pair(shift):
+    @operation(i8x64, int64)
+    def load(builder, address):
+        pairs = builder.zext(
+            builder.load(_pointer(builder, address), typ=_vector(I16, 16), align=1), _vector(I32, 16)
+        )
+        words = pairs.type
+        return _spread(builder, builder.and_(builder.lshr(pairs, _constant(words, shift)), _constant(words, 255)))
+
+    return load
+
+
+load_first_of_pairs_spread, load_second_of_pairs_spread = _spread_of_pair(0), _spread_of_pair(8)
+
+
 @operation(void, int64, i32x16)
 def store_i32_as_i8(builder, address, value):
     """The low bytes of 16 lanes."""
     builder.store(builder.trunc(value, _vector(I8, 16)), _pointer(builder, address), align=1)
+
+
+@operation(void, int64, int32)
+def store_i16(builder, address, value):
+    builder.store(builder.trunc(value, I16), _pointer(builder, address), align=1)
 
 
 @operation(void, int64, i32x16)
@@ -299,6 +351,19 @@ def load_f16(builder, address):
 def store_f16(builder, address, value):
     bits = _float_to_half(builder, _splat(builder, value, 4))
     builder.store(builder.extract_element(bits, I32(0)), _pointer(builder, address), align=1)
+
+
+@operation(void, int64, f32x16)
+def store_f16x16(builder, address, value):
+    builder.store(_float_to_half(builder, value), _pointer(builder, address), align=1)
+
+
+@operation(f32x16, f32x16)
+def f16_above(builder, value):
+    """The smallest half-precision numbers not below these, which are finite and not negative."""
+    nearest = _float_to_half(builder, value)
+    below = builder.fcmp_ordered("<", _half_to_float(builder, nearest), value)
+    return _half_to_float(builder, builder.add(nearest, builder.zext(below, nearest.type)))
 
 
 @operation(float32, float32)
@@ -411,6 +476,19 @@ def minimum(builder, x, y):
     return builder.select(builder.fcmp_ordered("<", x, y), x, y)
 
 
+@operation(f32x16, f32x16, f32x16, f32x16, f32x16)
+def select_less(builder, a, b, x, y):
+    """x in lanes where a < b, else y."""
+    return builder.select(builder.fcmp_ordered("<", a, b), x, y)
+
+
+@operation(f32x16, f32x16, f32x16)
+def quotient_or_zero(builder, x, y):
+    """x / y, and 0 in lanes where y is 0."""
+    zero = _constant(_vector(F32, 16), 0.0)
+    return builder.select(builder.fcmp_ordered("==", y, zero), zero, builder.fdiv(x, y))
+
+
 @operation(f32x16, f32x16)
 def absolute(builder, x):
     words = _vector(I32, 16)
@@ -474,6 +552,22 @@ def round_to_int(builder, x):
 def count_up(builder, first):
     """first, first + 1, ... first + 15."""
     return builder.fadd(_splat(builder, first, 16), _constant(_vector(F32, 16), list(range(16))))
+
+
+@operation(f32x16, f32x16)
+def round_lanes(builder, x):
+    """To the nearest integer, ties to even, as float; |x| < 2**22."""
+    return _round(builder, x)
+
+
+@operation(i32x16, i32x16)
+def low_bits_of_code(builder, x):
+    return builder.and_(x, _constant(_vector(I32, 16), 15))
+
+
+@operation(i32x16, i32x16)
+def high_bits_of_code(builder, x):
+    return builder.lshr(x, _constant(_vector(I32, 16), 4))
 
 
 @operation(f32x16, f32x16, int32)
@@ -575,27 +669,45 @@ def high_nibbles(builder, codes):
     return builder.and_(builder.bitcast(shifted, _vector(I8, 64)), _constant(_vector(I8, 64), 15))
 
 
-# Columns that a chunk of nibble products may sum before it must be widened. Without VNNI the
-# products gather in int16: 32 columns make 16 sums of at most 15 * 127 * 2 each, 30480 < 2**15.
-NIBBLE_CHUNK = 256 if HAS_VNNI else 32
-nibble_sum = i32x16 if HAS_VNNI else i16x32
+def _high_bits(place):
+    """operation(low, line): the two bits at 2 * place of each byte of the line, above the low four."""
+
+    @operation(i8x64, i8x64, i8x64)
+    def join(builder, low, line):
+        words, bytes_ = _vector(I32, 16), _vector(I8, 64)
+        value = builder.bitcast(line, words)
+        if place < 2:
+            value = builder.shl(value, _constant(words, 4 - 2 * place))
+        elif place > 2:
+            value = builder.lshr(value, _constant(words, 2 * place - 4))
+        return builder.or_(low, builder.and_(builder.bitcast(value, bytes_), _constant(bytes_, 0x30)))
+
+    return join
 
 
-def _dot_nibbles(builder, total, nibbles, signed):
+with_high_bits = tuple(_high_bits(place) for place in range(4))
+
+
+@operation(i8x64, i8x64, i16x32)
+def multiplied_codes(builder, codes, multipliers):
+    """Unsigned bytes times the multiplier of their lane: products below 256, so no byte carries into the next."""
+    halfwords = _vector(I16, 32)
+    return builder.bitcast(builder.mul(builder.bitcast(codes, halfwords), multipliers), codes.type)
+
+
+# Without VNNI the products of codes gather in int16, to be multiplied by the group's multiplier when they are widened.
+code_sum = i32x16 if HAS_VNNI else i16x32
+
+
+def _dot_codes(builder, total, codes, signed):
     if HAS_VNNI:
-        return _dot_unsigned(builder, total, nibbles, signed)
-    return builder.add(total, _multiply_add_bytes(builder, nibbles, signed))
+        return _dot_unsigned(builder, total, codes, signed)
+    return builder.add(total, _multiply_add_bytes(builder, codes, signed))
 
 
-def _widened(builder, total, narrow):
-    if HAS_VNNI:
-        return builder.add(total, narrow)
-    return _dot_halfwords(builder, total, narrow, _constant(_vector(I16, 32), 1))
-
-
-# What a row of int8 products starts from, per unit of the activations' sum: VNNI takes the
+# What a row of int8 products starts from, per unit of minus the activations' sum: VNNI takes the
 # weights as unsigned (weight + 128).
-BYTES_START = -128 if HAS_VNNI else 0
+BYTES_START = 128 if HAS_VNNI else 0
 
 
 def _dot_bytes(builder, total, weights, signed):
@@ -652,7 +764,7 @@ def tiles(count):
     """The operations on tiles of `count` tokens, as a namespace."""
     from types import SimpleNamespace
 
-    sums, integers, chunk = Tile(f32x16, count), Tile(i32x16, count), Tile(nibble_sum, count)
+    sums, integers, chunk = Tile(f32x16, count), Tile(i32x16, count), Tile(code_sum, count)
 
     def zero(tile):
         @operation(tile)
@@ -666,17 +778,22 @@ def tiles(count):
         return builder.bitcast(_splat(builder, word, 16), _vector(I8, 64))
 
     @operation(chunk, chunk, i8x64, int64, int64)
-    def dot_nibbles(builder, tile, nibbles, x, stride):
-        """tile[m] += nibbles . four activations at x + m * stride."""
+    def dot_codes(builder, tile, codes, x, stride):
+        """tile[m] += unsigned codes . four activations at x + m * stride."""
 
         def one(m, total):
-            return _dot_nibbles(builder, total, nibbles, four_bytes(builder, x, stride, m))
+            return _dot_codes(builder, total, codes, four_bytes(builder, x, stride, m))
 
         return _map(builder, tile, one)
 
-    @operation(integers, integers, chunk)
-    def widened(builder, tile, narrow):
-        return _map(builder, tile, lambda m, total: _widened(builder, total, builder.extract_value(narrow, m)))
+    @operation(integers, integers, chunk, i16x32)
+    def add_multiplied(builder, tile, narrow, multipliers):
+        """tile[m] += int16 sums * multipliers, two to a lane; only where code sums are int16."""
+        return _map(
+            builder,
+            tile,
+            lambda m, total: _dot_halfwords(builder, total, builder.extract_value(narrow, m), multipliers),
+        )
 
     @operation(integers, integers, i8x64, int64, int64)
     def dot_bytes(builder, tile, weights, x, stride):
@@ -723,19 +840,6 @@ def tiles(count):
             both = builder.fmul(scale, _splat(builder, _word_at(builder, x_scale, stride, m, F32), 16))
             dot = _word_at(builder, dots, I64(64), m, i32x16.llvm)
             return _fma(builder, builder.sitofp(dot, f32x16.llvm), both, total)
-
-        return _map(builder, tile, one)
-
-    @operation(sums, sums, integers, f32x16, f32x16, int64, int64, int64)
-    def add_scaled_from_zero(builder, tile, dots, scale, zero_point, x_scale, x_sum, stride):
-        """As add_scaled, with zero_point * x_sum[m] taken from the dots first (exact: all below 2**24)."""
-
-        def one(m, total):
-            activation_sum = builder.sitofp(_word_at(builder, x_sum, stride, m, I32), F32)
-            dot = builder.sitofp(builder.extract_value(dots, m), f32x16.llvm)
-            dot = builder.fsub(dot, builder.fmul(zero_point, _splat(builder, activation_sum, 16)))
-            both = builder.fmul(scale, _splat(builder, _word_at(builder, x_scale, stride, m, F32), 16))
-            return _fma(builder, dot, both, total)
 
         return _map(builder, tile, one)
 
@@ -792,13 +896,12 @@ def tiles(count):
         zero_sums=zero(sums),
         zero_integers=zero(integers),
         zero_chunk=zero(chunk),
-        dot_nibbles=dot_nibbles,
-        widened=widened,
+        dot_codes=dot_codes,
+        add_multiplied=add_multiplied,
         dot_bytes=dot_bytes,
         sums_times=sums_times,
         dot_halfwords=dot_halfwords,
         add_scaled=add_scaled,
-        add_scaled_from_zero=add_scaled_from_zero,
         add_scaled_stored=add_scaled_stored,
         add_products=add_products,
         add=add,
@@ -820,13 +923,6 @@ _PRODUCTS, _ACTIVATIONS, _WEIGHTS = I8(0), I8(1), I8(2)
 @operation(i8x64, i8x64, i8x64)
 def minus_bytes(builder, x, y):
     return builder.sub(x, y)
-
-
-@operation(i8x64, i32x16)
-def spread_bytes(builder, x):
-    """The low byte of each lane in all four of its bytes."""
-    words = _vector(I32, 16)
-    return builder.bitcast(builder.mul(x, _constant(words, 0x01010101)), _vector(I8, 64))
 
 
 @operation(void, int64)
