@@ -611,11 +611,12 @@ def autotune(
     """
     from engine.convert.load import open_model
     from engine.core.cpu import machine
+    from engine.core.library import prepared_kernels
     from engine.runtime.autotune import candidates, remember, tune
-    from engine.runtime.model import assembled, prepared_kernels
+    from engine.runtime.model import assembled
 
     settings = settings.model_copy(update={"threads": 0, "context": 256, "max_batch_size": 1, "speculation": "off"})
-    kernels = yield from prepared_kernels(settings, cache_folder())
+    kernels = yield from prepared_kernels(settings.tier)
     source = yield from open_model(resolve_model(model), resident=settings.load == "resident")
     here, spare = machine(), settings.free_cores
     made = partial(assembled, source, settings, kernels)

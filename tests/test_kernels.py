@@ -36,8 +36,8 @@ from engine.core.operations import (
 )
 from engine.core.quant import FORMATS, Codes
 from engine.models.decoder import page_layout, scratch_bytes
-from engine.progress import finish
 from engine.models.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
+from engine.progress import finish
 from tests import naive
 from tests.workbench import Activations, Weights, Workbench, address, product, same_bits
 
@@ -87,7 +87,9 @@ def rows_for_quantising(width):
     return np.stack(rows)
 
 
-@pytest.mark.parametrize(("name", "group"), [("q4", 32), ("q4", 64), ("q4g", 32), ("q4g", 64), ("q8", 128), ("q8", 256)])
+@pytest.mark.parametrize(
+    ("name", "group"), [("q4", 32), ("q4", 64), ("q4g", 32), ("q4g", 64), ("q8", 128), ("q8", 256)]
+)
 @pytest.mark.parametrize("width", [16, 48, 240, 256, 1024, 1040, 2320])
 def test_activations_are_quantised_to_the_bit(bench, width, name, group):
     """Widths that end inside a group, and on both sides of the pieces of 1024 columns that threads share."""

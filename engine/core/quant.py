@@ -517,7 +517,7 @@ class _TwoLevel(_Integer):
         rows = blocks * BLOCK_ROWS
         low = lines[..., : 64 if self.bits == 4 else 128].reshape(blocks, -1, BLOCK_ROWS, 4)
         codes = np.stack([low & 15, low >> 4], axis=2)  # (blocks, cols / 8, 2, 16, 4)
-        if self.bits != 4:  # noqa: PLR2004 - the other has six
+        if self.bits != 4:
             high = lines[..., 128:].reshape(blocks, -1, 1, BLOCK_ROWS, 4) >> np.arange(0, 8, 2, np.uint8)[:, None, None]
             codes |= (high & 3).reshape(codes.shape) << 4
         codes = codes.transpose(0, 3, 1, 2, 4).reshape(rows, -1)

@@ -161,5 +161,13 @@ def format_label(spec: ModelSpec, formats: Mapping[str, tuple[str, int]]) -> str
             key = formats[tensor.name]
             totals[key] = totals.get(key, 0) + tensor.parameters
     name, group = max(totals, key=lambda key: totals[key])
-    words = {"q4": "int4", "q4g": "int4", "q6": "int6", "q8": "int8", "f16": "float16", "bf16": "bfloat16", "f32": "float32"}[name]
+    words = {
+        "q4": "int4",
+        "q4g": "int4",
+        "q6": "int6",
+        "q8": "int8",
+        "f16": "float16",
+        "bf16": "bfloat16",
+        "f32": "float32",
+    }[name]
     return f"{words}, group {group}" if group else words

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 import numpy as np
@@ -22,7 +21,6 @@ from engine.models import decoder as models
 from engine.models.batch import Batch
 from engine.models.memory import plan, working_bytes
 from engine.models.weights import NO_END_NOTICE, ModelSource
-from engine.progress import Progress
 from engine.runtime.events import LoadedModel, Message, Prompt, Request
 from engine.runtime.guide import Guide, Thinking
 from engine.runtime.sampler import Sampler

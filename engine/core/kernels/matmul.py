@@ -101,7 +101,12 @@ def coded_tile(tile, make_columns, bytes_of_32, sums_at_once):
     (15 * 127 * 2 each), 2 of 6-bit ones (63 * 127 * 2); every sum then is multiplied and widened.
     """
     zero_sums, zero_integers, zero_chunk = tile.zero_sums, tile.zero_integers, tile.zero_chunk
-    dot, add_multiplied, add_pairs, add_scaled = tile.dot_codes, tile.add_multiplied, tile.dot_halfwords, tile.add_scaled
+    dot, add_multiplied, add_pairs, add_scaled = (
+        tile.dot_codes,
+        tile.add_multiplied,
+        tile.dot_halfwords,
+        tile.add_scaled,
+    )
 
     if HAS_VNNI:
 

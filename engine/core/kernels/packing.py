@@ -44,7 +44,6 @@ from engine.core.kernels.simd import (
 )
 
 
-
 @kernel
 def factor_tried(number):
     """Multiples of the smallest fitting scale that are tried."""

@@ -254,9 +254,7 @@ def load_u8x16_spread(builder, address):
 def _spread_of_pair(shift):
     @operation(i8x64, int64)
     def load(builder, address):
-        pairs = builder.zext(
-            builder.load(_pointer(builder, address), typ=_vector(I16, 16), align=1), _vector(I32, 16)
-        )
+        pairs = builder.zext(builder.load(_pointer(builder, address), typ=_vector(I16, 16), align=1), _vector(I32, 16))
         words = pairs.type
         return _spread(builder, builder.and_(builder.lshr(pairs, _constant(words, shift)), _constant(words, 255)))
 
