@@ -141,6 +141,87 @@ def fma(a: Array, b: Array, c: Array) -> Float32:
         return odd.view(np.float64).astype(np.float32)
 
 
+# ---------------------------------------------------------------- how weights become codes
+
+
+def canonical_packed_codes(W: Float32, exponent: int, group: int, span: int, steps: int, most: int) -> Codes:
+    """The codes (rows, cols) of a two-level format that every kernel chooses; cols a multiple of the group.
+
+    Candidates as `kernels/packing.py` lists them, in its order, and the first of the best is kept; all importance 1.
+    steps: the largest code; most: the largest multiplier
+    """
+    W = W * np.float32(2.0**-exponent)
+    rows, cols = W.shape
+    codes = np.zeros((rows, cols), np.uint8)
+    scales = np.zeros((rows, -(-cols // span)), np.float16)
+    multipliers, offsets = np.zeros((2, rows, cols // group), np.uint8)
+    for row in range(rows):
+        for start in range(0, cols, span):
+            part, groups = slice(start, start + span), slice(start // group, (start + span) // group)
+            parts = W[row, part].reshape(-1, group)
+            scale, chosen = _packed_span(parts, steps, most)
+            scales[row, start // span] = scale
+            multipliers[row, groups], offsets[row, groups] = chosen.T
+            codes[row, part] = np.ravel([_codes(w, scale, *each, steps) for w, each in zip(parts, chosen, strict=True)])
+    return Codes(codes, scales, multipliers, offsets)
+
+
+def _packed_span(parts: Float32, steps: int, most: int) -> tuple[np.float32, Float32]:
+    """(scale, (multiplier, offset) of each group (groups, 2)) for the groups of one row's span (groups, group)."""
+    low, high = np.minimum(parts.min(axis=1), 0), np.maximum(parts.max(axis=1), 0)
+    smallest = max(
+        (high * np.float32(1 / 127)).max(),
+        (low * np.float32(-1 / 128)).max(),
+        ((high - low) * (np.float32(1) / np.float32(steps * most))).max(),
+    )
+    least, best = np.float32(np.inf), (np.float32(0), np.zeros((len(parts), 2), np.float32))
+    for factor in (1.0, 0.94, 0.88, 1.08, 1.18):
+        scale = _half_above(smallest * np.float32(factor))
+        error, chosen = np.float32(0), []
+        for w in parts:
+            lost, *each = _packed_group(w * _inverse(scale), steps, most)
+            error += lost
+            chosen.append(each)
+        error = error * scale * scale
+        if error < least:
+            least, best = error, (scale, np.array(chosen, np.float32))
+    return best
+
+
+def _packed_group(w: Float32, steps: int, most: int) -> tuple[np.float32, np.float32, np.float32]:
+    """(squared error, multiplier, offset) of a group (cols,) in units of the scale."""
+    low, high = min(w.min(), np.float32(0)), max(w.max(), np.float32(0))
+    nominal = np.rint((high - low) * (np.float32(1) / np.float32(steps)))
+    best = (np.float32(np.inf), np.float32(0), np.float32(0))
+    for change in (-1, 0, 1):
+        multiplier = np.float32(np.clip(nominal + np.float32(change), 1, most))
+        reach = np.float32(steps) * multiplier
+        for wanted in ((-low + (reach - high)) * np.float32(0.5), -low, reach - high):
+            offset = np.float32(np.clip(np.rint(wanted), max(reach - 127, 0), 128))
+            moved = w + offset
+            code = np.clip(np.rint(moved * (np.float32(1) / multiplier)), 0, steps)
+            off = code * multiplier - moved
+            error = np.add.accumulate(off * off)[-1]  # one column after another
+            if error < best[0]:
+                best = (error, multiplier, offset)
+    return best
+
+
+def _codes(w: Float32, scale: np.float32, multiplier: np.float32, offset: np.float32, steps: int) -> Float32:
+    moved = w * _inverse(scale) + offset
+    return np.clip(np.rint(moved * (np.float32(1) / multiplier)), 0, steps)
+
+
+def _inverse(scale: np.float32) -> np.float32:
+    return np.float32(1) / scale if scale else scale
+
+
+def _half_above(value: np.float32) -> np.float32:
+    """The smallest number of half precision that is not below this one."""
+    near = np.float16(value)
+    return np.float32(near if near >= value else np.nextafter(near, np.float16(np.inf)))
+
+
 # ---------------------------------------------------------------- norms and activations
 
 
