@@ -174,7 +174,7 @@ class NookFile:
 
         Raises:
             InputError: it cannot be opened, or is no `.nook` file
-            FileDamagedError: it is cut short, altered, hostile or of a newer version
+            FileDamagedError: it is cut short, altered, hostile or of another version
         """
         with _opened(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -297,6 +297,11 @@ def _read_header(path: Path, file: BufferedIOBase, size: int) -> _Header:
         raise FileDamagedError(
             f"{path.name} was written by a newer Inglenook (file version {head.version}, this one reads {_VERSION}); "
             "update Inglenook or convert the model again"
+        )
+    if 0 < head.version < _VERSION:
+        raise FileDamagedError(
+            f"{path.name} was written by an older Inglenook (file version {head.version}, this one reads {_VERSION}); "
+            "convert the model again"
         )
     if head.version != _VERSION or head.unused or any(raw[_HEADER.size :]):
         raise FileDamagedError(f"{path.name} is damaged: its header was altered; convert the model again")
