@@ -111,15 +111,15 @@ def test_parts_of_different_precision_become_float32(tmp_path):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group", [32, 64, 128, 256])
-def test_codes_are_as_the_format_promises(bits, group, tmp_path):
+def test_codes_are_as_the_format_promises(bits, group, tmp_path, kernels):
     model = opened(make(tmp_path / "toy"), Conversion(bits=bits, group_size=group))
     theirs = weights(cfg())
-    assert model.weights.tensor("embedding").format == "q8"
-    assert model.weights.tensor("head").format == "q8"
-    name = {4: "q4", 8: "q8"}[bits]
+    name, finer = {4: ("q4", "q6"), 8: ("q8", "q8")}[bits]
+    for tensor in ("embedding", "head"):
+        assert (model.weights.tensor(tensor).format, model.weights.tensor(tensor).group) == (finer, group)
     down = model.weights.tensor("layers.0.feed_forward.down")
     assert (down.format, down.group) == (name, group)
-    packed = FORMATS[name].pack(theirs[DOWN], group)
+    packed = FORMATS[name].pack(theirs[DOWN], group, kernels())
     np.testing.assert_array_equal(down.data, packed.buffer)
     assert down.exponent == packed.exponent
 
@@ -161,7 +161,7 @@ def test_exceptions_to_the_recipe(tmp_path):
     assert formats["layers.1.feed_forward.down"] == "f32"
     assert formats["layers.1.attention.qkv"] == "q4"
     assert formats["head"] == "f16"
-    assert formats["embedding"] == "q8"
+    assert formats["embedding"] == "q6"
     assert formats["layers.1.attention.norm"] == VECTOR
 
 

@@ -388,16 +388,19 @@ def test_shapes_that_kernels_do_not_take_are_refused(source):
     ],
 )
 def test_scratch_holds_what_kernels_put_there(source, hidden, heads, kv_heads, head_dim, intermediate):
-    """Whatever is the widest of a model: the input of each product by tiles, and a tile of attention."""
+    """Whatever is the widest of a model: a row of floats, what products on tiles keep, and a tile of attention."""
     spec = source("llama", "q4").spec
     attention = replace(spec.layers[0].attention, heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=None)
     feed_forward = replace(spec.layers[0].feed_forward, intermediate=intermediate)
     layer = replace(spec.layers[0], attention=attention, feed_forward=feed_forward)
     spec = replace(spec, hidden=hidden, layers=(layer,))
-    size = scratch_bytes(spec)
-    assert size % 64 == 0
+    for tokens in (1, 16, 17, 512):
+        size = scratch_bytes(spec, tokens)
+        assert size % 64 == 0
+        assert size >= product_scratch_bytes(tokens)
+    size = scratch_bytes(spec, 1)
     for tensor in spec.tensors():
-        assert size >= product_scratch_bytes(-(-tensor.cols // 256) * 256), tensor.name
+        assert size >= 4 * tensor.cols, tensor.name
     # Pages, a scale and a query a row, its scales, 512 scores as float32 and as int16, and two results.
     rows = max(32, heads // kv_heads)
     part = 4 * (16 + head_dim)

@@ -335,7 +335,8 @@ def test_a_quantised_folder_becomes_a_file(tmp_path):
     assert inspect(folder).usable
     finish(convert(folder, tmp_path / "q.nook", Conversion()))
     tensor = open_nook(tmp_path / "q.nook").weights.tensor("layers.1.feed_forward.down")
-    whole = FORMATS["q4"].unpack(tensor.data, tensor.exponent, tensor.rows, tensor.cols, tensor.group)
+    whole = FORMATS[tensor.format].unpack(tensor.data, tensor.exponent, tensor.rows, tensor.cols, tensor.group)
+    assert tensor.format == "q4g"
     np.testing.assert_array_equal(whole, expected["model.layers.1.mlp.down_proj.weight"])
 
 

@@ -62,7 +62,7 @@ def convert(
                 if tensor is None:
                     clock.skip(size)
                     continue
-                packing = Packing(source, assignment, tensor.format, tensor.group, pool, kernels)
+                packing = Packing(source, assignment, tensor.format, tensor.group, pool=pool, kernels=kernels)
                 for _ in packing.measure():
                     yield clock.now(tensor.name)
                 written = 0
@@ -102,7 +102,7 @@ def quantised_in_memory(source: Source, conversion: Conversion) -> Generator[Pro
     with workers() as pool:
         for assignment, place, size in zip(source.assignments, places, sizes, strict=False):
             spec, (name, group) = assignment.tensor, formats[assignment.tensor.name]
-            packing = Packing(source, assignment, name, group, pool, kernels)
+            packing = Packing(source, assignment, name, group, pool=pool, kernels=kernels)
             data = memory[place : place + size]
             for _ in packing.measure():
                 yield clock.now(spec.name)

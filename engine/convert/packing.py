@@ -62,7 +62,14 @@ class Packing:
     """
 
     def __init__(
-        self, source: Source, assignment: Assignment, name: str, group: int, pool: ThreadPoolExecutor, kernels: Kernels
+        self,
+        source: Source,
+        assignment: Assignment,
+        name: str,
+        group: int,
+        *,
+        pool: ThreadPoolExecutor,
+        kernels: Kernels,
     ) -> None:
         self.exponent = 0
         self._source, self._assignment, self._pool, self._kernels = source, assignment, pool, kernels
@@ -144,9 +151,9 @@ class Packing:
         buffer = own.empty()
         if self._repeated:
             codes, scales, zeros = self._coded(first, count)
-            scales = np.ldexp(scales, -self.exponent).astype(np.float16)
+            halves = np.ldexp(scales, -self.exponent).astype(np.float16)
             ones = None if zeros is None else np.ones_like(zeros)
-            own.pack_codes(Codes(codes, scales, ones, zeros), 0, buffer)
+            own.pack_codes(Codes(codes, halves, ones, zeros), 0, buffer)
             return list(_placed(self._layout, own, first, buffer))
         rows = self._held.pop(first, None)
         if rows is None:
