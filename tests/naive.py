@@ -502,7 +502,7 @@ def canonical_cached(x: Float32, kv: KvDtype) -> Cached:
     if kv == "f16":
         return Cached(np.clip(x, -largest_half, largest_half).astype(np.float16).astype(np.float32), None)
     positions, heads, dim = x.shape
-    grouped = x.reshape(positions, heads, -1, 32 if dim % 32 == 0 else 16)
+    grouped = x.reshape(positions, heads, -1, next(size for size in (64, 32, 16) if dim % size == 0))
     exact = np.minimum(np.abs(grouped).max(axis=3) / np.float32(127), largest_half)
     scales = exact.astype(np.float16).astype(np.float32)
     factors = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)

@@ -35,7 +35,7 @@ from engine.core.operations import (
     RowSet,
 )
 from engine.core.quant import FORMATS, Codes
-from engine.models.decoder import page_layout, scratch_bytes
+from engine.models.decoder import kv_group, page_layout, scratch_bytes
 from engine.models.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
 from engine.progress import finish
 from tests import naive
@@ -738,7 +738,7 @@ class Layer:
             segments[index] = row, len(qkv), first, address(tables) + number * tables.strides[0]
             row += len(qkv)
         pool = bench.copy(self.pool)
-        group = 32 if shape.head_dim % 32 == 0 else 16
+        group = kv_group(shape.head_dim)
         heads = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
         self.queries = bench.array((tokens, shape.heads, shape.head_dim), np.int16 if self.kv == "int8" else np.float32)
         self.query_scales = bench.array((tokens, shape.heads, shape.head_dim // group))

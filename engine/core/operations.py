@@ -58,7 +58,7 @@ X_CHUNK: Final = 1088
 AMX_BLOCKS: Final = 8
 AMX_COLUMNS: Final = 1024
 """Blocks of rows, and columns of them, that products on AMX tiles work on at a time."""
-TILE_ROWS: Final = 32
+TILE_ROWS: Final = 64
 """Query rows (token, head) that share a sweep over the pages."""
 
 

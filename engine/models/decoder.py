@@ -50,6 +50,7 @@ from engine.models.weights import Tensor, Weights
 from engine.settings import KvDtype
 
 __all__ = ["Decoder", "OperationTime", "activation_columns", "check_shapes", "page_layout", "scratch_bytes"]
+__all__ = ["Decoder", "activation_columns", "check_shapes", "kv_group", "page_layout", "scratch_bytes"]
 
 _KINDS = {
     "q4": WeightKind.Q4,
@@ -133,16 +134,16 @@ class _Activations:
         }
 
 
-def _kv_group(head_dim: int) -> int:
+def kv_group(head_dim: int) -> int:
     """Dimensions that share an int8 scale."""
-    return 32 if head_dim % 32 == 0 else 16
+    return next(group for group in (64, 32, 16) if head_dim % group == 0)
 
 
 def _head_bytes(head_dim: int, kv: KvDtype) -> int:
     """Keys and values of one head for the positions of one page."""
     if kv != "int8":
         return 2 * {"f16": 2, "f32": 4}[kv] * head_dim * PAGE_TOKENS
-    return 2 * (head_dim * PAGE_TOKENS + head_dim // _kv_group(head_dim) * PAGE_TOKENS * 2)
+    return 2 * (head_dim * PAGE_TOKENS + head_dim // kv_group(head_dim) * PAGE_TOKENS * 2)
 
 
 def page_layout(spec: ModelSpec, kv: KvDtype) -> PageLayout:
@@ -186,12 +187,14 @@ def scratch_bytes(spec: ModelSpec, max_tokens: int) -> int:
     most = max(tiles, 4 * activation_columns(spec))
     for layer in spec.layers:
         attention = layer.attention
-        rows = max(TILE_ROWS, attention.heads // attention.kv_heads)
+        rows = -(-max(TILE_ROWS, attention.heads // attention.kv_heads) // 16) * 16
         part = 4 * (PARTIAL_HEAD + attention.head_dim)
         most = max(most, 512 + rows * (4 + 4 * attention.head_dim + 128 + 6 * CHUNK_TOKENS + 2 * part))
     counts = [layer.feed_forward.experts.count for layer in spec.layers if layer.feed_forward.experts is not None]
     if counts:
         most += 8 * ROW_WORDS + 12 * max(counts) + 256  # the row of one expert's product; a router's numbers
+        values = CHUNK_TOKENS * attention.head_dim
+        most = max(most, 4096 + rows * (4 + 4 * attention.head_dim + 128 + 6 * CHUNK_TOKENS + 2 * part) + values)
     return -(-most // 4096) * 4096
 
 
@@ -590,7 +593,7 @@ class Decoder:
         queries, scales, partials, chunks = rooms
         pages = {
             "kv_kind": {"int8": KV_INT8, "f16": KV_F16, "f32": KV_F32}[self._kv],
-            "kv_group": _kv_group(attention.head_dim),
+            "kv_group": kv_group(attention.head_dim),
             "pool": self._pool.memory.ctypes.data + offset,
             "page_bytes": self._pool.layout.page_bytes,
             "head_bytes": _head_bytes(attention.head_dim, self._kv),

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from engine.core.cpu import machine, memory
-from engine.core.library import Kernels
+from engine.core.library import Kernels, prepared_kernels
 from engine.core.memory import Buffer, aligned
 from engine.errors import ContextOverflowError, InternalError, SettingError
 from engine.progress import Progress

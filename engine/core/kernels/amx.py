@@ -32,17 +32,17 @@ from engine.core.kernels.simd import (
     store_i8x64,
     store_i64,
     tile_configure,
-    tile_dot,
-    tile_load_a,
-    tile_load_b,
+    tile_registers,
     tile_release,
-    tile_store,
-    tile_zero,
     tiles,
     with_high_bits,
 )
 from engine.core.operations import AMX_BLOCKS, AMX_COLUMNS, X_CHUNK, X_TOKENS
 
+# Products 16 x 16 int32, activations, weights.
+_TILES = tile_registers(0, 1, 2)
+tile_zero, tile_dot, tile_store = _TILES.zero, _TILES.dot, _TILES.store
+tile_load_a, tile_load_b = _TILES.load_left, _TILES.load_right
 _SUMS = tiles(X_TOKENS)
 zero_sums, load_sums, store_sums = _SUMS.zero_sums, _SUMS.load, _SUMS.store
 add_scaled_stored = _SUMS.add_scaled_stored

@@ -22,11 +22,13 @@ order. Tiles of queries, threads and the batch only change who computes it.
 
 import numpy as np
 
+from engine.core.kernels import amx_attention as tiled
 from engine.core.kernels import fields as at
 from engine.core.kernels.common import load_float, share_first, significant
 from engine.core.kernels.rows import normalise
 from engine.core.kernels.scores import add_sink, bend
 from engine.core.kernels.simd import (
+    HAS_AMX,
     HAS_VNNI512,
     absolute,
     drop_first,
@@ -41,6 +43,7 @@ from engine.core.kernels.simd import (
     load_f32,
     load_f32x16,
     load_i8x32_as_i16,
+    load_i16x16,
     load_i32,
     load_i64,
     max_lanes,
@@ -53,6 +56,8 @@ from engine.core.kernels.simd import (
     store_f32,
     store_f32x16,
     store_i8,
+    store_i32_as_i8,
+    store_second_bytes,
     store_i32_as_i16,
     store_i64,
     sum_lanes,
@@ -391,9 +396,11 @@ def softmax(scores, first, last, vectors):
     """
     largest = splat_f32(float32(-np.inf))
     for vector in range(vectors):
-        x = keep_first(load_f32x16(scores + 64 * vector), int32(last - 16 * vector))
-        x = drop_first(x, int32(first - 16 * vector))
-        store_f32x16(scores + 64 * vector, x)
+        x = load_f32x16(scores + 64 * vector)
+        if first > 16 * vector or last < 16 * vector + 16:
+            x = keep_first(x, int32(last - 16 * vector))
+            x = drop_first(x, int32(first - 16 * vector))
+            store_f32x16(scores + 64 * vector, x)
         largest = maximum(x, largest)
     top = max_lanes(largest)
     if top == float32(-np.inf):
@@ -411,7 +418,7 @@ def weigh(probabilities, pages, offset, vectors, out):
     """Probabilities times the values' scales, as int16; returns the scale that undoes it.
 
     pages   addresses of the chunk's page runs; the scales (f16, 64 a page) lie at `offset`
-    out     int16 (512,)
+    out     int16 (512,), or its high bytes and then its low bytes where tiles want them
     """
     largest = splat_f32(float32(0.0))
     for vector in range(vectors):
@@ -421,38 +428,51 @@ def weigh(probabilities, pages, offset, vectors, out):
     factor = splat_f32(float32(32767.0) / size if size > float32(0.0) else float32(0.0))
     for vector in range(vectors):
         scales = load_f16x16(load_i64(pages + 8 * (vector // 4)) + offset + 32 * (vector % 4))
-        store_i32_as_i16(out + 32 * vector, round_to_int((load_f32x16(probabilities + 64 * vector) * scales) * factor))
+        code = round_to_int((load_f32x16(probabilities + 64 * vector) * scales) * factor)
+        if HAS_AMX:
+            store_second_bytes(out + 16 * vector, code)
+            store_i32_as_i8(out + CHUNK_TOKENS + 16 * vector, code)
+        else:
+            store_i32_as_i16(out + 32 * vector, code)
     return size / float32(32767.0)
 
 
 @kernel
-def chunk_outputs(rows, kind, pages, count, place_of_values, head_dim, group, scores, halves, scales, out, out_stride):
+def chunk_outputs(rows, kind, pages, count, place_of_values, head_dim, group, scores, halves, scales, work, out, stride):
     """out[r] = sum over the chunk of probability * value, for all rows of a tile."""
     vectors = 4 * count
-    width = min(group, 32) if kind == KV_INT8 else int64(32)
     value_scales = place_of_values + head_dim * PAGE_TOKENS
-    for number in range((head_dim + width - 1) // width):
-        first = number * width
-        wide = min(width, head_dim - first)
-        o = out + 4 * first
+    wide = group if kind == KV_INT8 else head_dim
+    if HAS_AMX and kind == KV_INT8:
+        for page in range(count):
+            place = load_i64(pages + 8 * page) + place_of_values
+            values = work + tiled.WORK_BYTES + page * PAGE_TOKENS * head_dim
+            tiled.interleave(place, 2 * head_dim, PAGE_TOKENS // 4, head_dim, values)
+        tiled.configure(work, 64)
+    for number in range(head_dim // wide):
+        begin = number * wide
         if kind == KV_INT8:
             for index in range(rows):
-                scale = weigh(
-                    scores + index * ROW,
-                    pages,
-                    value_scales + first // group * 2 * PAGE_TOKENS,
-                    vectors,
-                    halves + index * ROW // 2,
-                )
+                offset = value_scales + number * 2 * PAGE_TOKENS
+                scale = weigh(scores + index * ROW, pages, offset, vectors, halves + index * ROW // 2)
                 store_f32(scales + 4 * index, scale)
-            offset, row_bytes = place_of_values + 2 * first, 2 * head_dim
-            outputs_int8(rows, halves, ROW // 2, scales, 4, o, out_stride, pages, count, offset, row_bytes, wide)
-        elif kind == KV_F16:
-            offset, row_bytes = place_of_values + 2 * first, 2 * head_dim
-            outputs_f16(rows, scores, ROW, scales, 0, o, out_stride, pages, count, offset, row_bytes, wide)
-        else:
-            offset, row_bytes = place_of_values + 4 * first, 4 * head_dim
-            outputs_f32(rows, scores, ROW, scales, 0, o, out_stride, pages, count, offset, row_bytes, wide)
+        if HAS_AMX and kind == KV_INT8:
+            values = work + tiled.WORK_BYTES
+            sixteens = (rows + 15) // 16 * 16
+            tiled.group_outputs(sixteens, halves, values, count, head_dim, begin, wide, scales, work, out, stride)
+            continue
+        for first in range(begin, begin + wide, 32):
+            width = min(int64(32), begin + wide - first)
+            o = out + 4 * first
+            if kind == KV_INT8:
+                offset, row_bytes = place_of_values + 2 * first, 2 * head_dim
+                outputs_int8(rows, halves, ROW // 2, scales, 4, o, stride, pages, count, offset, row_bytes, width)
+            elif kind == KV_F16:
+                offset, row_bytes = place_of_values + 2 * first, 2 * head_dim
+                outputs_f16(rows, scores, ROW, scales, 0, o, stride, pages, count, offset, row_bytes, width)
+            else:
+                offset, row_bytes = place_of_values + 4 * first, 4 * head_dim
+                outputs_f32(rows, scores, ROW, scales, 0, o, stride, pages, count, offset, row_bytes, width)
 
 
 @kernel
@@ -545,21 +565,30 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
     groups = head_dim // group
     part_bytes = 4 * (PARTIAL_HEAD + head_dim)
 
-    # The thread's scratch: page addresses, gathered queries, scores, int16 probabilities, results.
+    # The thread's scratch: page addresses, gathered queries, scores, int16 probabilities, results, and what tiles need:
+    # keys of a page, then values of a chunk. Room for rows in sixteens.
     scratch = load_i64(state + at.STATE_SCRATCH) + member * load_i64(state + at.STATE_SCRATCH_BYTES)
+    room = (rows + 15) // 16 * 16
     pages, scales = scratch, scratch + 128
-    queries = scales + (rows * 4 + 63) // 64 * 64
-    query_scales = queries + rows * head_dim * 4
-    scores = query_scales + rows * 128  # up to 32 groups, as in a head of 496
-    halves = scores + rows * ROW
-    parts = halves + rows * ROW // 2
-    totals = parts + rows * part_bytes
+    queries = scales + room * 4
+    query_scales = queries + room * head_dim * 4
+    scores = query_scales + room * 128  # up to 32 groups, as in a head of 496
+    halves = scores + room * ROW
+    parts = halves + room * ROW // 2
+    totals = parts + room * part_bytes
+    work = totals + room * part_bytes
 
     for index in range(rows):
         token, head = first_row + index // repeats, kv_head * repeats + index % repeats
         source = load_i64(row + at.ATTEND_QUERIES) + (token * heads + head) * head_dim * size
-        for word in range(0, head_dim * size, 4):
-            store_f32(queries + index * head_dim * size + word, load_f32(source + word))
+        if HAS_AMX and kind == KV_INT8:
+            for column in range(0, head_dim, 16):
+                code = load_i16x16(source + 2 * column)
+                store_second_bytes(queries + index * head_dim + column, code)
+                store_i32_as_i8(queries + (room + index) * head_dim + column, code)
+        else:
+            for word in range(0, head_dim * size, 4):
+                store_f32(queries + index * head_dim * size + word, load_f32(source + word))
         if kind == KV_INT8:
             source = load_i64(row + at.ATTEND_QUERY_SCALES) + (token * heads + head) * groups * 4
             for number in range(groups):
@@ -582,7 +611,15 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
             number = int64(load_i32(table + 4 * (chunk * CHUNK_PAGES + max(page, dead))))
             store_i64(pages + 8 * page, head_place + number * page_bytes)
         store_i64(pages + 8 * count, load_i64(pages + 8 * (count - 1)))
+        if HAS_AMX and kind == KV_INT8:
+            tiled.configure(work, group)
+            keys = work + tiled.WORK_BYTES
+            for page in range(count):
+                place, o = load_i64(pages + 8 * page), scores + 256 * page
+                tiled.page_scores(room, queries, query_scales, place, head_dim, group, work, keys, o, ROW)
         for page in range(count):
+            if HAS_AMX and kind == KV_INT8:
+                break
             page_scores(
                 rows,
                 kind,
@@ -618,6 +655,7 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
             scores,
             halves,
             scales,
+            work,
             parts + 4 * PARTIAL_HEAD,
             part_bytes,
         )
@@ -635,6 +673,8 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
                 copy_floats(totals + index * part_bytes, part, part_bytes)
             else:
                 fold(totals + index * part_bytes, part, head_dim)
+    if HAS_AMX and kind == KV_INT8:
+        tiled.release()
     if partials != 0:
         return
     for index in range(rows):

@@ -276,6 +276,20 @@ def store_i16(builder, address, value):
 
 
 @operation(void, int64, i32x16)
+def store_second_bytes(builder, address, value):
+    """Bits 8..15 of 16 lanes."""
+    second = builder.lshr(value, _constant(_vector(I32, 16), 8))
+    builder.store(builder.trunc(second, _vector(I8, 16)), _pointer(builder, address), align=1)
+
+
+@operation(i32x16, int64)
+def load_i16x16(builder, address):
+    """16 signed halfwords, widened."""
+    halfwords = builder.load(_pointer(builder, address), typ=_vector(I16, 16), align=1)
+    return builder.sext(halfwords, _vector(I32, 16))
+
+
+@operation(void, int64, i32x16)
 def store_i32_as_i16(builder, address, value):
     """The low halves of 16 lanes."""
     builder.store(builder.trunc(value, _vector(I16, 16)), _pointer(builder, address), align=1)
@@ -841,6 +855,31 @@ def tiles(count):
 
         return _map(builder, tile, one)
 
+    def planes(builder, place, m):
+        """256 * high + low of row m of two tiles of int32, one after the other in memory."""
+        high = _word_at(builder, place, I64(64), m, i32x16.llvm)
+        low = _word_at(builder, builder.add(place, I64(1024)), I64(64), m, i32x16.llvm)
+        whole = builder.add(builder.shl(high, _constant(i32x16.llvm, 8)), low)
+        return builder.sitofp(whole, f32x16.llvm)
+
+    @operation(sums, sums, int64, f32x16, int64, int64)
+    def add_scaled_planes(builder, tile, place, scale, x_scale, stride):
+        """As add_scaled, for dots in two planes that lie in memory."""
+
+        def one(m, total):
+            both = builder.fmul(scale, _splat(builder, _word_at(builder, x_scale, stride, m, F32), 16))
+            return _fma(builder, planes(builder, place, m), both, total)
+
+        return _map(builder, tile, one)
+
+    @operation(void, int64, int64, int64, int64)
+    def store_scaled_planes(builder, address, stride, place, scales):
+        """float(row m of the planes) * the float32 at scales + 4 m."""
+        for m in range(count):
+            scale = _splat(builder, _word_at(builder, scales, I64(4), m, F32), 16)
+            value = builder.fmul(planes(builder, place, m), scale)
+            builder.store(value, _pointer(builder, _at(builder, address, stride, m)), align=1)
+
     @operation(sums, sums, f32x16, int64, int64)
     def add_products(builder, tile, weights, x, stride):
         """tile[m] = fma(weights, x[m], tile[m]) for the float32 at x + m * stride."""
@@ -901,6 +940,8 @@ def tiles(count):
         dot_halfwords=dot_halfwords,
         add_scaled=add_scaled,
         add_scaled_stored=add_scaled_stored,
+        add_scaled_planes=add_scaled_planes,
+        store_scaled_planes=store_scaled_planes,
         add_products=add_products,
         add=add,
         multiplied=multiplied,
@@ -914,13 +955,19 @@ def tiles(count):
 
 # ------------------------------------------------------------------------ AMX
 
-# One accumulator and one tile for each operand: the numbers are part of the instructions.
-_PRODUCTS, _ACTIVATIONS, _WEIGHTS = I8(0), I8(1), I8(2)
-
 
 @operation(i8x64, i8x64, i8x64)
 def minus_bytes(builder, x, y):
     return builder.sub(x, y)
+
+
+@operation(i8x64, int64, int64)
+def load_interleaved(builder, first, second):
+    """16 halfwords from each address, one from the first before its fellow from the second."""
+    halfwords = _vector(I16, 16)
+    values = [builder.load(_pointer(builder, address), typ=halfwords, align=1) for address in (first, second)]
+    lanes = [lane for pair in zip(range(16), range(16, 32), strict=True) for lane in pair]
+    return builder.bitcast(_shuffle(builder, *values, lanes), _vector(I8, 64))
 
 
 @operation(void, int64)
@@ -933,30 +980,35 @@ def tile_release(builder):
     _call(builder, "llvm.x86.tilerelease", ir.VoidType())
 
 
-@operation(void)
-def tile_zero(builder):
-    _call(builder, "llvm.x86.tilezero", ir.VoidType(), _PRODUCTS)
+def tile_registers(products, left, right):
+    """The operations on three tile registers, as a namespace; their numbers are part of the instructions."""
+    from types import SimpleNamespace
 
+    products, left, right = I8(products), I8(left), I8(right)
 
-@operation(void, int64, int64)
-def tile_load_a(builder, address, stride):
-    _call(builder, "llvm.x86.tileloadd64", ir.VoidType(), _ACTIVATIONS, _pointer(builder, address), stride)
+    def of(name, *registers):
+        @operation(void)
+        def instruction(builder):
+            _call(builder, f"llvm.x86.{name}", ir.VoidType(), *registers)
 
+        return instruction
 
-@operation(void, int64, int64)
-def tile_load_b(builder, address, stride):
-    _call(builder, "llvm.x86.tileloadd64", ir.VoidType(), _WEIGHTS, _pointer(builder, address), stride)
+    def moving(name, register):
+        @operation(void, int64, int64)
+        def instruction(builder, address, stride):
+            _call(builder, f"llvm.x86.{name}", ir.VoidType(), register, _pointer(builder, address), stride)
 
+        return instruction
 
-@operation(void)
-def tile_dot(builder):
-    """products += activations . weights, int8 times int8 into int32."""
-    _call(builder, "llvm.x86.tdpbssd", ir.VoidType(), _PRODUCTS, _ACTIVATIONS, _WEIGHTS)
-
-
-@operation(void, int64, int64)
-def tile_store(builder, address, stride):
-    _call(builder, "llvm.x86.tilestored64", ir.VoidType(), _PRODUCTS, _pointer(builder, address), stride)
+    return SimpleNamespace(
+        zero=of("tilezero", products),
+        # products += left . right, int8 (dot_unsigned: uint8) times int8 into int32
+        dot=of("tdpbssd", products, left, right),
+        dot_unsigned=of("tdpbusd", products, left, right),
+        load_left=moving("tileloadd64", left),
+        load_right=moving("tileloadd64", right),
+        store=moving("tilestored64", products),
+    )
 
 
 # ----------------------------------------------------------- threads and clocks
