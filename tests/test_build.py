@@ -82,7 +82,7 @@ def computes(kernels):
     """Whether a product comes out right."""
     bench = Workbench(kernels)
     try:
-        weights = Weights.packed(np.eye(16, dtype=np.float32), "f32", 0)
+        weights = Weights.packed(np.eye(16, dtype=np.float32), "f32", 0, kernels)
         x = np.arange(32, dtype=np.float32).reshape(2, 16)
         return same_bits(product(bench, weights, x, members=2), x)
     finally:

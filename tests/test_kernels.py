@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.core.build import TARGETS
-from engine.core.library import prepared_kernels
 from engine.core.memory import aligned
 from engine.core.operations import (
     CHUNK_TOKENS,
@@ -37,9 +36,8 @@ from engine.core.operations import (
 from engine.core.quant import FORMATS, Codes
 from engine.models.decoder import kv_group, page_layout, scratch_bytes
 from engine.models.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
-from engine.progress import finish
 from tests import naive
-from tests.workbench import Activations, Weights, Workbench, address, product, same_bits
+from tests.workbench import Activations, Weights, Workbench, address, packer, product, same_bits
 
 U = 2.0**-24
 EVERY_FORMAT = [(name, group) for name, row in FORMATS.items() for group in row.groups]
@@ -157,11 +155,6 @@ def test_only_wanted_rows_are_taken(bench):
 
 
 # ---------------------------------------------------------------- products
-
-
-@cache
-def packer():
-    return finish(prepared_kernels())
 
 
 @cache

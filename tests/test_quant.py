@@ -16,7 +16,7 @@ from engine.core.build import TARGETS
 from engine.core.quant import FORMATS, Codes, magnitude
 from engine.errors import InputError
 from tests import naive
-from tests.workbench import Weights
+from tests.workbench import Weights, packer
 
 FORMAT_AND_GROUP = [(name, group) for name, row in FORMATS.items() for group in row.groups]
 QUANTISED = [(name, group) for name, group in FORMAT_AND_GROUP if group]
@@ -27,12 +27,6 @@ MOST = {"q4": 16, "q4g": 16, "q6": 4}
 CODE_BITS = {"q4": 4, "q4g": 4, "q6": 6, "q8": 8, "f16": 16, "bf16": 16, "f32": 32}
 SIDES = st.integers(1, 70)
 KINDS = ["gauss", "tails", "positive", "negative", "one big", "sparse", "groups differ"]
-
-
-@pytest.fixture(scope="module")
-def packer(kernels):
-    """The kernels that search; which tier's makes no difference."""
-    return kernels()
 
 
 def gauss(rows, cols, seed=0, scale=1.0):
@@ -119,14 +113,14 @@ def of_kind(kind, rows, cols, rng):
     power=st.integers(-90, 15),
 )
 @settings(max_examples=25, deadline=None)
-def test_error_keeps_the_promise(packer, name, group, rows, cols, seed, kind, power):
+def test_error_keeps_the_promise(name, group, rows, cols, seed, kind, power):
     weights = of_kind(kind, rows, cols, np.random.default_rng(seed))
     top = 4 if name == "f16" else power
     low = 0 if name == "f16" else power
     weights = (weights * 2.0 ** min(max(power, low), top) / max(1, np.abs(weights).max() / 2)).astype(np.float32)
     if name == "bf16":
         weights[np.abs(weights) < 2.0**-126] = 0  # denormals have fewer bits to keep
-    packed = FORMATS[name].pack(weights, group, packer)
+    packed = FORMATS[name].pack(weights, group, packer())
     found = FORMATS[name].unpack(*packed, rows, cols, group)
     assert found.shape == weights.shape
     assert found.dtype == np.float32
@@ -135,20 +129,20 @@ def test_error_keeps_the_promise(packer, name, group, rows, cols, seed, kind, po
 
 @pytest.mark.parametrize(("name", "group"), QUANTISED)
 @pytest.mark.parametrize("value", [0.0, 1e-45, 1e-40, 1e-30, 1.0, 7e4, 3e38, -7e4])
-def test_one_value_everywhere(packer, name, group, value):
+def test_one_value_everywhere(name, group, value):
     weights = np.full((3, 40), value, np.float32)
-    packed = FORMATS[name].pack(weights, group, packer)
+    packed = FORMATS[name].pack(weights, group, packer())
     found = FORMATS[name].unpack(*packed, 3, 40, group)
     check_promise(name, group, weights, found, least=2.0**-148)
 
 
 @pytest.mark.parametrize(("name", "group"), QUANTISED)
-def test_values_of_very_different_size_share_a_tensor(packer, name, group):
+def test_values_of_very_different_size_share_a_tensor(name, group):
     weights = np.zeros((4, 4 * group), np.float32)
     weights[0, :group] = np.linspace(-7e4, 7e4, group)
     weights[1, group : 2 * group] = np.linspace(-1e-30, 1e-30, group)  # vanishes beside 7e4, as promised
     weights[2, 2 * group :] = np.linspace(-1e-3, 2e-3, 2 * group)
-    packed = FORMATS[name].pack(weights, group, packer)
+    packed = FORMATS[name].pack(weights, group, packer())
     found = FORMATS[name].unpack(*packed, *weights.shape, group)
     assert np.isfinite(found).all()
     check_promise(name, group, weights, found)
@@ -157,22 +151,22 @@ def test_values_of_very_different_size_share_a_tensor(packer, name, group):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("name", "group"), FORMAT_AND_GROUP)
-def test_what_is_not_finite_is_refused(packer, name, group, bad):
+def test_what_is_not_finite_is_refused(name, group, bad):
     weights = gauss(20, 70)
     weights[17, 69] = bad
     with pytest.raises(InputError, match="not a finite number"):
-        FORMATS[name].pack(weights, group, packer)
+        FORMATS[name].pack(weights, group, packer())
     layout = FORMATS[name].layout(20, 70, group)
     with pytest.raises(InputError, match="not a finite number"):
-        layout.pack_rows(weights[16:], 16, layout.empty(), 0, packer)
+        layout.pack_rows(weights[16:], 16, layout.empty(), 0, packer())
 
 
 @pytest.mark.parametrize(("name", "value"), [("f16", 7e4), ("f16", -65520.0), ("bf16", 3.4e38)])
-def test_what_a_float_format_cannot_hold_is_refused(packer, name, value):
+def test_what_a_float_format_cannot_hold_is_refused(name, value):
     weights = gauss(16, 16)
     weights[3, 5] = value
     with pytest.raises(InputError, match=f"too large for {name}"):
-        FORMATS[name].pack(weights, 0, packer)
+        FORMATS[name].pack(weights, 0, packer())
 
 
 # ---------------------------------------------------------------- the search
@@ -277,10 +271,10 @@ LITERAL |= dict.fromkeys(("f16", "bf16", "f32"), literal_float)
 
 @pytest.mark.parametrize(("name", "group"), FORMAT_AND_GROUP)
 @pytest.mark.parametrize("shape", [(1, 1), (16, 256), (33, 65), (18, 130)])
-def test_bytes_mean_what_the_table_says(packer, name, group, shape):
+def test_bytes_mean_what_the_table_says(name, group, shape):
     weights = gauss(*shape, scale=0.02)
     layout = FORMATS[name].layout(*shape, group)
-    packed = FORMATS[name].pack(weights, group, packer)
+    packed = FORMATS[name].pack(weights, group, packer())
     assert packed.buffer.shape == (layout.bytes,)
     assert packed.buffer.ctypes.data % 64 == 0
     assert [part.offset % 64 for part in layout.parts] == [0] * len(layout.parts)
@@ -328,13 +322,13 @@ def test_what_a_weight_costs(name, group, bits):
 
 
 @pytest.mark.parametrize(("name", "group"), FORMAT_AND_GROUP)
-def test_slices_give_the_same_bytes(packer, name, group):
+def test_slices_give_the_same_bytes(name, group):
     weights = gauss(150, 200)
-    whole = FORMATS[name].pack(weights, group, packer)
+    whole = FORMATS[name].pack(weights, group, packer())
     layout = FORMATS[name].layout(150, 200, group)
     exponent = FORMATS[name].exponent_for(max(magnitude(weights[:64]), magnitude(weights[64:])))
     out = layout.empty()
-    slices = [(weights[a:b], a, out, exponent, packer) for a, b in [(64, 150), (0, 16), (16, 64)]]
+    slices = [(weights[a:b], a, out, exponent, packer()) for a, b in [(64, 150), (0, 16), (16, 64)]]
     threads = [threading.Thread(target=layout.pack_rows, args=arguments) for arguments in slices]
     for thread in threads:
         thread.start()
@@ -347,20 +341,20 @@ def test_slices_give_the_same_bytes(packer, name, group):
 
 
 @pytest.mark.parametrize(("name", "group"), [("q4", 32), ("q6", 64), ("q8", 128), ("bf16", 0)])
-def test_a_matrix_need_not_lie_as_kernels_read_it(packer, name, group):
+def test_a_matrix_need_not_lie_as_kernels_read_it(name, group):
     """Columns of a wider one, transposed, or not float32: packed as a copy is."""
     wide = gauss(512, 48)
-    want = FORMATS[name].pack(np.ascontiguousarray(wide[::2].T), group, packer)
+    want = FORMATS[name].pack(np.ascontiguousarray(wide[::2].T), group, packer())
     for weights in (wide[::2].T, np.asfortranarray(wide[::2].T), wide[::2].T.astype(np.float64)):
-        found = FORMATS[name].pack(weights, group, packer)
+        found = FORMATS[name].pack(weights, group, packer())
         assert found.exponent == want.exponent
         assert np.array_equal(found.buffer, want.buffer)
 
 
-def test_a_wide_matrix_is_worked_on_in_chunks(packer):
+def test_a_wide_matrix_is_worked_on_in_chunks():
     weights = gauss(48, 20_000)
-    packed = FORMATS["q4"].pack(weights, 32, packer)
-    again = FORMATS["q4"].pack(weights[16:32], 32, packer)
+    packed = FORMATS["q4"].pack(weights, 32, packer())
+    again = FORMATS["q4"].pack(weights[16:32], 32, packer())
     layout = FORMATS["q4"].layout(48, 20_000, 32)
     assert packed.exponent == again.exponent
     assert np.array_equal(
@@ -370,10 +364,10 @@ def test_a_wide_matrix_is_worked_on_in_chunks(packer):
 
 
 @pytest.mark.parametrize("span", [(8, 24), (16, 40), (32, 64), (0, 60)])
-def test_slices_of_broken_blocks_are_our_mistake(packer, span):
+def test_slices_of_broken_blocks_are_our_mistake(span):
     layout = FORMATS["q8"].layout(50, 64, 128)
     with pytest.raises(ValueError, match="no slice"):
-        layout.pack_rows(gauss(span[1] - span[0], 64), span[0], layout.empty(), 0, packer)
+        layout.pack_rows(gauss(span[1] - span[0], 64), span[0], layout.empty(), 0, packer())
 
 
 # ---------------------------------------------------------------- codes made elsewhere
@@ -472,10 +466,10 @@ def test_a_scale_that_is_not_finite_is_refused(name, group, bad):
 
 
 @pytest.mark.parametrize("name", ["f16", "bf16", "f32"])
-def test_plain_values_have_no_codes(packer, name):
+def test_plain_values_have_no_codes(name):
     layout = FORMATS[name].layout(16, 16, 0)
     with pytest.raises(InputError, match="holds plain values, not codes"):
-        layout.codes(FORMATS[name].pack(gauss(16, 16), 0, packer).buffer)
+        layout.codes(FORMATS[name].pack(gauss(16, 16), 0, packer()).buffer)
 
 
 @pytest.mark.parametrize(
@@ -512,17 +506,17 @@ def test_the_nearest_group_that_there_is(name, wanted, group):
         ("q8", 128, 0.0065),
     ],
 )
-def test_normally_distributed_weights_lose_what_the_docstrings_say(packer, name, group, share):
+def test_normally_distributed_weights_lose_what_the_docstrings_say(name, group, share):
     weights = gauss(256, 1024)
-    found = FORMATS[name].unpack(*FORMATS[name].pack(weights, group, packer), *weights.shape, group)
+    found = FORMATS[name].unpack(*FORMATS[name].pack(weights, group, packer()), *weights.shape, group)
     assert np.linalg.norm(found - weights) / np.linalg.norm(weights) == pytest.approx(share, abs=5e-4)
 
 
-def test_the_twin_of_the_product_is_close_to_the_product(packer):
+def test_the_twin_of_the_product_is_close_to_the_product():
     weights, x = gauss(40, 320), gauss(1, 320, seed=1)[0]
     # Four standard deviations of what is lost: 7.3 %, 7.1 %, 2.2 % of weights; 0.65 % of weights and of activations.
     for name, group, share in (("q4", 32, 0.3), ("q4g", 32, 0.3), ("q6", 64, 0.1), ("q8", 128, 0.04)):
-        packed = Weights.packed(weights, name, group, packer)
+        packed = Weights.packed(weights, name, group, packer())
         matrix = packed.quantised
         assert np.array_equal(matrix.weights(), packed.layout.unpack(packed.buffer, packed.exponent))
         exact = naive.linear(matrix, x[None])[0]
@@ -538,9 +532,9 @@ def test_the_twin_of_the_product_is_close_to_the_product(packer):
 def test_no_instruction_set_changes_a_byte():
     script = """
 import hashlib
-from tests.conftest import load_kernels
+from tests.workbench import packer
 from tests.test_quant import FORMATS, FORMAT_AND_GROUP, gauss
-digest, kernels = hashlib.sha256(), load_kernels()
+digest, kernels = hashlib.sha256(), packer()
 for name, group in FORMAT_AND_GROUP:
     digest.update(FORMATS[name].pack(gauss(64, 520), group, kernels).buffer)
 print(digest.hexdigest())

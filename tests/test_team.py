@@ -20,7 +20,7 @@ import pytest
 from engine.core.control import CONTROL
 from engine.core.operations import STATE, STATE_WORDS, Opcode, Program
 from engine.core.team import Crowding, Team, waited_ns
-from tests.workbench import Weights, address
+from tests.workbench import Weights, address, packer
 
 ROWS = 64
 """Four blocks: up to four members have a share of each product."""
@@ -48,12 +48,13 @@ class Chain:
         order = np.random.default_rng(seed).permutation(ROWS)
         matrix = np.zeros((ROWS, ROWS), np.float32)
         matrix[np.arange(ROWS), order] = 1
-        self.weights = Weights.packed(matrix, "f32", 0)
+        self.weights = Weights.packed(matrix, "f32", 0, packer())
         self.x = np.full((length + 1, ROWS), np.nan, np.float32)
         program = Program()
         for row in range(length):
             program.add(
                 Opcode.MATMUL,
+                x_span=0,
                 x_group=0,
                 x_codes=address(self.x[row]),
                 x_stride=0,
@@ -116,12 +117,13 @@ def test_steps_after_pauses(team):
 def test_accumulated_steps(team):
     """out += W x, 2000 times: a share done twice, or left out, changes the count."""
     threads, count = team(4), 2000
-    weights = Weights.packed(np.eye(ROWS, dtype=np.float32), "f32", 0)
+    weights = Weights.packed(np.eye(ROWS, dtype=np.float32), "f32", 0, packer())
     x, out = np.arange(ROWS, dtype=np.float32), np.zeros(ROWS, np.float32)
     program = Program()
     for _ in range(2):
         program.add(
             Opcode.MATMUL,
+            x_span=0,
             x_group=0,
             x_codes=address(x),
             x_stride=0,

@@ -8,12 +8,13 @@ until they are written.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from engine.core.library import Kernels
+from engine.core.library import Kernels, prepared_kernels
 from engine.core.memory import LINE, aligned
 from engine.core.operations import (
     AMX_BLOCKS,
@@ -28,6 +29,7 @@ from engine.core.operations import (
 )
 from engine.core.quant import FORMATS, Codes, Layout
 from engine.core.team import Team
+from engine.progress import finish
 from tests import naive
 
 Array = NDArray[Any]
@@ -36,6 +38,12 @@ Float32 = NDArray[np.float32]
 _STRIP = 4 * LINE
 _STRIP_BYTE = 0xA5
 _KINDS = {name: WeightKind[name[:2].upper() if name.startswith("q") else name.upper()] for name in FORMATS}
+
+
+@cache
+def packer() -> Kernels:
+    """The kernels that pack weights for tests: the best tier's, though all pack alike."""
+    return finish(prepared_kernels())
 
 
 def address(array: Array) -> int:
