@@ -40,6 +40,7 @@ FORMATS = {
     "q4": Conversion(bits=4),
     "q4-256": Conversion(bits=4, group_size=256, keep=("embedding=q4", "head=q4")),
     "q8": Conversion(bits=8, group_size=64),
+    "q4g-q6": Conversion(bits=4, group_size=64, keep=("*.attention.*=q4g", "*.feed_forward.*=q6")),
     "f16": Conversion(bits=16, keep=("*=f16",)),
     "bf16": Conversion(bits=16, keep=("*=bf16",)),
     "f32": conversion_for("f32"),
