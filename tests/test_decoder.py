@@ -402,7 +402,8 @@ def test_scratch_holds_what_kernels_put_there(source, hidden, heads, kv_heads, h
     size = scratch_bytes(spec, 1)
     for tensor in spec.tensors():
         assert size >= 4 * tensor.cols, tensor.name
-    # Pages, a scale and a query a row, its scales, 512 scores as float32 and as int16, and two results.
-    rows = max(32, heads // kv_heads)
+    # Pages; a row's scale, query, its scales, 512 scores as float32 and as int16, and two results; for tiles their
+    # shapes, two of products, and a chunk of values.
+    rows = -(-max(64, heads // kv_heads) // 16) * 16
     part = 4 * (16 + head_dim)
-    assert size >= 128 + 4 * rows + 63 + rows * (4 * head_dim + 4 * head_dim // 16 + 6 * 512 + 2 * part)
+    assert size >= 128 + rows * (4 + 4 * head_dim + 128 + 6 * 512 + 2 * part) + 64 + 2048 + 512 * head_dim
