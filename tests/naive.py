@@ -292,6 +292,15 @@ def activate(kind: Activation, x: Array) -> Float64:
             raise ValueError("takes gate and up together: see feed_forward")
 
 
+def canonical_reciprocal(x: Float32) -> Float32:
+    """1 / x for x >= 1 as every kernel computes it: a guess from the exponent, three steps of Newton's."""
+    x = np.minimum(x, np.float32(2.0**125))
+    y = (np.int32(0x7EF127EA) - x.view(np.int32)).view(np.float32)
+    for _ in range(3):
+        y = fma(y, fma(-x, y, np.float32(1)), y)
+    return y
+
+
 def canonical_exp(x: Float32) -> Float32:
     """e ** x as every kernel computes it: 0 below -87, as at 88 above it.
 
@@ -324,10 +333,10 @@ def _canonical_activation(kind: Activation, x: Float32) -> Float32:
     zero, one = np.float32(0), np.float32(1)
     match kind:
         case "silu":
-            return x / (one + canonical_exp(zero - x))
+            return x * canonical_reciprocal(one + canonical_exp(zero - x))
         case "gelu_tanh":
             inner = fma(x * x * x, np.float32(0.044715), x) * np.float32(-1.5957691216057308)
-            return x / (one + canonical_exp(inner))
+            return x * canonical_reciprocal(one + canonical_exp(inner))
         case "relu2":
             positive = np.maximum(x, zero)
             return positive * positive

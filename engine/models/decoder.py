@@ -194,7 +194,7 @@ def scratch_bytes(spec: ModelSpec, max_tokens: int) -> int:
     if counts:
         most += 8 * ROW_WORDS + 12 * max(counts) + 256  # the row of one expert's product; a router's numbers
         values = CHUNK_TOKENS * attention.head_dim
-        most = max(most, 4096 + rows * (4 + 4 * attention.head_dim + 128 + 6 * CHUNK_TOKENS + 2 * part) + values)
+        most = max(most, 8192 + rows * (4 + 4 * attention.head_dim + 128 + 6 * CHUNK_TOKENS + 2 * part) + values)
     return -(-most // 4096) * 4096
 
 

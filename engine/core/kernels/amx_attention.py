@@ -9,9 +9,11 @@ Rows come in sixteens: what lies beyond the last row is computed and never looke
 """
 
 from engine.core.kernels.simd import (
+    int64,
     kernel,
     load_f16x16,
     load_interleaved,
+    prefetch_l2,
     store_i8x64,
     store_i64,
     tile_configure,
@@ -50,25 +52,30 @@ def configure(work, depth):
 
 
 @kernel
-def interleave(source, line_bytes, quads, width, out):
-    """Lines of `width` pairs to fours: out (width / 16, quads, 64 bytes) for the tile unit's right operand."""
+def interleave(source, after, line_bytes, quads, width, out):
+    """Lines of `width` pairs to fours: out (width / 16, quads, 64 bytes) for the tile unit's right operand.
+
+    after: what will be wanted next, asked for in advance
+    """
     for quad in range(quads):
         first = source + 2 * quad * line_bytes
+        for line in range(0, 2 * line_bytes, 64):
+            prefetch_l2(after + 2 * quad * line_bytes + line)
         for block in range(width // 16):
             line = load_interleaved(first + 32 * block, first + line_bytes + 32 * block)
             store_i8x64(out + 64 * (block * quads + quad), line)
 
 
 @kernel
-def page_scores(rows, queries, scales, place, head_dim, group, work, keys, out, out_stride):
+def page_scores(rows, queries, scales, place, after, head_dim, group, work, keys, out, out_stride):
     """Scores of all rows with the 64 positions of one page.
 
     queries  int8 planes (2, rows, head_dim), high first; rows a multiple of 16
-    scales   float32 (rows, head_dim / group)
+    scales   float32 (head_dim / group, rows)
     keys     scratch for the page's keys, 64 * head_dim bytes
     """
     groups = head_dim // group
-    interleave(place, 2 * PAGE_TOKENS, head_dim // 4, PAGE_TOKENS, keys)
+    interleave(place, after, 2 * PAGE_TOKENS, head_dim // 4, PAGE_TOKENS, keys)
     low_plane = rows * head_dim
     for row in range(0, rows, 16):
         for block in range(PAGE_TOKENS // 16):
@@ -85,8 +92,8 @@ def page_scores(rows, queries, scales, place, head_dim, group, work, keys, out, 
                 high_store(work + PRODUCTS, 64)
                 low_store(work + PRODUCTS + 1024, 64)
                 key_scales = place + head_dim * PAGE_TOKENS + 2 * (number * PAGE_TOKENS + 16 * block)
-                at_scale = scales + 4 * (row * groups + number)
-                sums = add_scaled_planes(sums, work + PRODUCTS, load_f16x16(key_scales), at_scale, 4 * groups)
+                at_scale = scales + 4 * (number * rows + row)
+                sums = add_scaled_planes(sums, work + PRODUCTS, load_f16x16(key_scales), at_scale, int64(4))
             store_sums(out + row * out_stride + 64 * block, out_stride, sums)
 
 

@@ -57,9 +57,9 @@ from engine.core.kernels.simd import (
     store_f32x16,
     store_i8,
     store_i32_as_i8,
-    store_second_bytes,
     store_i32_as_i16,
     store_i64,
+    store_second_bytes,
     sum_lanes,
     tiles,
 )
@@ -125,6 +125,14 @@ def turn(row, vector, token):
     count = load_i64(row + at.ROTATE_ROTARY_DIM) // 2
     cosines = angles + token * 8 * count
     sines = cosines + 4 * count
+    if count % 16 == 0 and not load_i64(row + at.ROTATE_INTERLEAVED):
+        for column in range(0, 4 * count, 64):
+            first, second = vector + column, vector + 4 * count + column
+            a, b = load_f32x16(first), load_f32x16(second)
+            cosine_lanes, sine_lanes = load_f32x16(cosines + column), load_f32x16(sines + column)
+            store_f32x16(first, a * cosine_lanes - b * sine_lanes)
+            store_f32x16(second, b * cosine_lanes + a * sine_lanes)
+        return
     if load_i64(row + at.ROTATE_INTERLEAVED):
         step, other = 8, 4
     else:
@@ -414,21 +422,20 @@ def softmax(scores, first, last, vectors):
 
 
 @kernel
-def weigh(probabilities, pages, offset, vectors, out):
+def weigh(probabilities, scales, vectors, out):
     """Probabilities times the values' scales, as int16; returns the scale that undoes it.
 
-    pages   addresses of the chunk's page runs; the scales (f16, 64 a page) lie at `offset`
+    scales  float32 (512,)
     out     int16 (512,), or its high bytes and then its low bytes where tiles want them
     """
     largest = splat_f32(float32(0.0))
     for vector in range(vectors):
-        scales = load_f16x16(load_i64(pages + 8 * (vector // 4)) + offset + 32 * (vector % 4))
-        largest = maximum(load_f32x16(probabilities + 64 * vector) * scales, largest)
+        largest = maximum(load_f32x16(probabilities + 64 * vector) * load_f32x16(scales + 64 * vector), largest)
     size = significant(max_lanes(largest))
     factor = splat_f32(float32(32767.0) / size if size > float32(0.0) else float32(0.0))
     for vector in range(vectors):
-        scales = load_f16x16(load_i64(pages + 8 * (vector // 4)) + offset + 32 * (vector % 4))
-        code = round_to_int((load_f32x16(probabilities + 64 * vector) * scales) * factor)
+        weighted = load_f32x16(probabilities + 64 * vector) * load_f32x16(scales + 64 * vector)
+        code = round_to_int(weighted * factor)
         if HAS_AMX:
             store_second_bytes(out + 16 * vector, code)
             store_i32_as_i8(out + CHUNK_TOKENS + 16 * vector, code)
@@ -438,23 +445,29 @@ def weigh(probabilities, pages, offset, vectors, out):
 
 
 @kernel
-def chunk_outputs(rows, kind, pages, count, place_of_values, head_dim, group, scores, halves, scales, work, out, stride):
+def chunk_outputs(
+    rows, kind, pages, count, place_of_values, head_dim, group, scores, halves, scales, work, out, stride
+):
     """out[r] = sum over the chunk of probability * value, for all rows of a tile."""
     vectors = 4 * count
+    steps = work - ROW  # the values' scales of one group of dimensions
     value_scales = place_of_values + head_dim * PAGE_TOKENS
     wide = group if kind == KV_INT8 else head_dim
     if HAS_AMX and kind == KV_INT8:
         for page in range(count):
             place = load_i64(pages + 8 * page) + place_of_values
+            after = load_i64(pages + 8 * page + 8) + place_of_values
             values = work + tiled.WORK_BYTES + page * PAGE_TOKENS * head_dim
-            tiled.interleave(place, 2 * head_dim, PAGE_TOKENS // 4, head_dim, values)
+            tiled.interleave(place, after, 2 * head_dim, PAGE_TOKENS // 4, head_dim, values)
         tiled.configure(work, 64)
     for number in range(head_dim // wide):
         begin = number * wide
         if kind == KV_INT8:
+            for vector in range(vectors):
+                place = load_i64(pages + 8 * (vector // 4)) + value_scales + number * 2 * PAGE_TOKENS
+                store_f32x16(steps + 64 * vector, load_f16x16(place + 32 * (vector % 4)))
             for index in range(rows):
-                offset = value_scales + number * 2 * PAGE_TOKENS
-                scale = weigh(scores + index * ROW, pages, offset, vectors, halves + index * ROW // 2)
+                scale = weigh(scores + index * ROW, steps, vectors, halves + index * ROW // 2)
                 store_f32(scales + 4 * index, scale)
         if HAS_AMX and kind == KV_INT8:
             values = work + tiled.WORK_BYTES
@@ -576,7 +589,7 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
     halves = scores + room * ROW
     parts = halves + room * ROW // 2
     totals = parts + room * part_bytes
-    work = totals + room * part_bytes
+    work = totals + room * part_bytes + ROW
 
     for index in range(rows):
         token, head = first_row + index // repeats, kv_head * repeats + index % repeats
@@ -592,7 +605,8 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
         if kind == KV_INT8:
             source = load_i64(row + at.ATTEND_QUERY_SCALES) + (token * heads + head) * groups * 4
             for number in range(groups):
-                store_f32(query_scales + 4 * (index * groups + number), load_f32(source + 4 * number))
+                place = number * room + index if HAS_AMX else index * groups + number
+                store_f32(query_scales + 4 * place, load_f32(source + 4 * number))
 
     head_place = load_i64(row + at.ATTEND_POOL) + kv_head * load_i64(row + at.ATTEND_HEAD_BYTES)
     page_bytes = load_i64(row + at.ATTEND_PAGE_BYTES)
@@ -615,8 +629,8 @@ def attend_tile(row, state, member, first_row, tokens, start, table, kv_head, lo
             tiled.configure(work, group)
             keys = work + tiled.WORK_BYTES
             for page in range(count):
-                place, o = load_i64(pages + 8 * page), scores + 256 * page
-                tiled.page_scores(room, queries, query_scales, place, head_dim, group, work, keys, o, ROW)
+                place, after, o = load_i64(pages + 8 * page), load_i64(pages + 8 * page + 8), scores + 256 * page
+                tiled.page_scores(room, queries, query_scales, place, after, head_dim, group, work, keys, o, ROW)
         for page in range(count):
             if HAS_AMX and kind == KV_INT8:
                 break

@@ -21,6 +21,7 @@ from engine.core.kernels.simd import (
     load_u8,
     maximum,
     minimum,
+    reciprocal,
     splat_f32,
     square_root,
     store_f32,
@@ -289,7 +290,7 @@ def activated(function, x):
     """The non-linearity of 16 numbers."""
     zero, one = splat_f32(float32(0.0)), splat_f32(float32(1.0))
     if function == SILU:
-        return x / (one + exp(zero - x))
+        return x * reciprocal(one + exp(zero - x))
     if function == GELU_TANH:
         return gelu_tanh(x)
     if function == GELU:
@@ -321,7 +322,7 @@ def gelu_tanh(x):
     """x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x ** 3))): gelu by its tanh form (Hendrycks, Gimpel 2016)."""
     cube = x * x * x
     inner = fma(cube, splat_f32(float32(0.044715)), x) * splat_f32(float32(-1.5957691216057308))
-    return x / (splat_f32(float32(1.0)) + exp(inner))
+    return x * reciprocal(splat_f32(float32(1.0)) + exp(inner))
 
 
 # fdlibm's kernels of sine and cosine on [-pi/4, pi/4] in float64; error below one float64 unit.
