@@ -49,8 +49,15 @@ from engine.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, Laye
 from engine.models.weights import Tensor, Weights
 from engine.settings import KvDtype
 
-__all__ = ["Decoder", "OperationTime", "activation_columns", "check_shapes", "page_layout", "scratch_bytes"]
-__all__ = ["Decoder", "activation_columns", "check_shapes", "kv_group", "page_layout", "scratch_bytes"]
+__all__ = [
+    "Decoder",
+    "OperationTime",
+    "activation_columns",
+    "check_shapes",
+    "kv_group",
+    "page_layout",
+    "scratch_bytes",
+]
 
 _KINDS = {
     "q4": WeightKind.Q4,
@@ -189,12 +196,11 @@ def scratch_bytes(spec: ModelSpec, max_tokens: int) -> int:
         attention = layer.attention
         rows = -(-max(TILE_ROWS, attention.heads // attention.kv_heads) // 16) * 16
         part = 4 * (PARTIAL_HEAD + attention.head_dim)
-        most = max(most, 512 + rows * (4 + 4 * attention.head_dim + 128 + 6 * CHUNK_TOKENS + 2 * part))
+        values = CHUNK_TOKENS * attention.head_dim
+        most = max(most, 8192 + rows * (4 + 4 * attention.head_dim + 128 + 6 * CHUNK_TOKENS + 2 * part) + values)
     counts = [layer.feed_forward.experts.count for layer in spec.layers if layer.feed_forward.experts is not None]
     if counts:
         most += 8 * ROW_WORDS + 12 * max(counts) + 256  # the row of one expert's product; a router's numbers
-        values = CHUNK_TOKENS * attention.head_dim
-        most = max(most, 8192 + rows * (4 + 4 * attention.head_dim + 128 + 6 * CHUNK_TOKENS + 2 * part) + values)
     return -(-most // 4096) * 4096
 
 
@@ -811,7 +817,7 @@ class Decoder:
         if layer.norms != "pre" or layer.parallel:
             raise UnsupportedModelError(f"{self.spec.family}: experts go with norms of what they get only")
         block, memory, hidden = layer.feed_forward, self._routed, self.spec.hidden
-        normed = _Activations(0, memory.normed.ctypes.data, memory.normed.strides[0], 0, 0, 0, hidden)
+        normed = _Activations(0, 0, memory.normed.ctypes.data, memory.normed.strides[0], 0, 0, 0, hidden)
         program.add(
             Opcode.NORM,
             **normed.fields(),

@@ -23,7 +23,6 @@ from engine.progress import Progress
 from engine.runtime.events import Done, Event, Failed, Message, Prompt, Request
 from engine.runtime.loop import Loop
 from engine.runtime.model import Model
-from engine.runtime.model import Model
 from engine.runtime.profile import profile
 
 __all__ = ["Sizes", "bench", "diagnose"]

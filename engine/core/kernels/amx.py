@@ -50,7 +50,7 @@ add_scaled_stored = _SUMS.add_scaled_stored
 CONFIGURATION, PRODUCTS = 0, 64
 UNPACKED = PRODUCTS + 2048
 WAITING = UNPACKED + 16 * AMX_BLOCKS * AMX_COLUMNS
-"""Where the tile shapes, two tiles of products, the unpacked blocks and the waiting sums lie in the thread's scratch."""
+"""Where tile shapes, two tiles of products, the unpacked blocks and the waiting sums lie in the thread's scratch."""
 
 
 @kernel
@@ -153,12 +153,12 @@ def tile_product(sums, weights, scales, record, columns, span, x, x_scales, x_sc
 
 
 def amx_blocks(put, finish, bits):
-    """kernel(row, state, member, tokens, first, last): blocks first..last for the first `tokens`, a multiple of 16."""
+    """kernel(row, state, member, low, high, first, last): blocks first..last for rows low..high, multiples of 16."""
     if bits < 8:
         unpack = unpacking(four_bits, 256) if bits == 4 else unpacking(six_bits, 384)
 
     @kernel
-    def chunk_of_blocks(row, scratch, tokens, first, count, begin, columns):
+    def chunk_of_blocks(row, scratch, low, high, first, count, begin, columns):
         """Columns begin..begin + columns, whole spans, of blocks first..first + count."""
         group, span = load_i64(row + at.MATMUL_GROUP), load_i64(row + at.MATMUL_SPAN)
         record = 32 + 24 * (span // group) if bits < 8 else int64(32)
@@ -175,11 +175,11 @@ def amx_blocks(put, finish, bits):
                     span,
                     scratch + UNPACKED + index * 16 * AMX_COLUMNS,
                 )
-        for token in range(0, tokens, X_TOKENS):
+        for token in range(low, high, X_TOKENS):
             x = load_i64(row + at.X_CODES) + token // X_TOKENS * x_stride + (begin >> 6) * X_CHUNK
             x_scales = load_i64(row + at.X_SCALES) + 4 * token + first_span * x_scale_stride
             for index in range(count):
-                waiting = scratch + WAITING + (token * AMX_BLOCKS + index * X_TOKENS) * 64
+                waiting = scratch + WAITING + ((token - low) * AMX_BLOCKS + index * X_TOKENS) * 64
                 sums = zero_sums() if begin == 0 else load_sums(waiting, int64(64))
                 if bits < 8:
                     weights = scratch + UNPACKED + index * 16 * AMX_COLUMNS
@@ -195,14 +195,14 @@ def amx_blocks(put, finish, bits):
                     put(finish, row, first + index, token, sums)
 
     @kernel
-    def product(row, state, member, tokens, first, last):
+    def product(row, state, member, low, high, first, last):
         columns = load_i64(row + at.MATMUL_COLUMNS)
         scratch = load_i64(state + at.STATE_SCRATCH) + member * load_i64(state + at.STATE_SCRATCH_BYTES)
         configure(scratch + CONFIGURATION, load_i64(row + at.MATMUL_SPAN))
         for block in range(first, last, AMX_BLOCKS):
             count = min(last - block, int64(AMX_BLOCKS))
             for begin in range(0, columns, AMX_COLUMNS):
-                chunk_of_blocks(row, scratch, tokens, block, count, begin, min(columns - begin, int64(AMX_COLUMNS)))
+                chunk_of_blocks(row, scratch, low, high, block, count, begin, min(columns - begin, int64(AMX_COLUMNS)))
         tile_release()
 
     return product

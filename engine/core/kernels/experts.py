@@ -205,8 +205,7 @@ def experts(row, state, member, members):
     Each expert is a product of its own: its row is written into the end of the member's scratch.
     """
     count, firsts = load_i64(row + at.EXPERTS_COUNT), load_i64(row + at.EXPERTS_FIRSTS)
-    blocks, out_stride = load_i64(row + at.MATMUL_BLOCKS), load_i64(row + at.MATMUL_OUT_STRIDE)
-    x_stride, scale_stride = load_i64(row + at.X_STRIDE), load_i64(row + at.X_SCALE_STRIDE)
+    blocks = load_i64(row + at.MATMUL_BLOCKS)
     bias = load_i64(row + at.MATMUL_BIAS)
     busy = int64(0)
     for expert in range(count):
@@ -231,11 +230,7 @@ def experts(row, state, member, members):
         store_i64(own + at.MATMUL_META, load_i64(row + at.MATMUL_META) + expert * load_i64(row + at.EXPERTS_META_STEP))
         if bias != 0:
             store_i64(own + at.MATMUL_BIAS, bias + expert * load_i64(row + at.EXPERTS_BIAS_STEP))
-        store_i64(own + at.X_CODES, load_i64(row + at.X_CODES) + pair * x_stride)
-        store_i64(own + at.X_SCALES, load_i64(row + at.X_SCALES) + pair * scale_stride)
-        store_i64(own + at.X_SUMS, load_i64(row + at.X_SUMS) + pair * scale_stride)
-        store_i64(own + at.MATMUL_OUT, load_i64(row + at.MATMUL_OUT) + pair * out_stride)
-        products(own, state, member, end - pair, first, last)
+        products(own, state, member, pair, end, first, last)
 
 
 @kernel

@@ -325,31 +325,40 @@ def matmul(row, state, member, members):
     """out[t] (+)= (weights @ x[t]) * factor + bias, for this thread's blocks of 16 rows."""
     blocks = load_i64(row + at.MATMUL_BLOCKS)
     first, last = share_first(blocks, member, members), share_first(blocks, member + 1, members)
-    products(row, state, member, batch_rows(row, state), first, last)
+    products(row, state, member, int64(0), batch_rows(row, state), first, last)
 
 
 @kernel
-def products(row, state, member, tokens, first, last):
-    """Blocks first..last of a product, for the first `tokens` rows of its activations."""
+def products(row, state, member, begin, end, first, last):
+    """Blocks first..last of a product, for rows begin..end of its activations."""
     kind = load_i64(row + at.MATMUL_KIND)
-    start = int64(0)
-    if HAS_AMX and kind <= Q8 and tokens >= X_TOKENS:
-        start = tokens // X_TOKENS * X_TOKENS
-        if kind == Q4:
-            q4_amx(row, state, member, start, first, last)
-        elif kind == Q6:
-            q6_amx(row, state, member, start, first, last)
-        else:
-            q8_amx(row, state, member, start, first, last)
+    if HAS_AMX and kind <= Q8:
+        low, high = (begin + X_TOKENS - 1) // X_TOKENS * X_TOKENS, end // X_TOKENS * X_TOKENS
+        if low < high:
+            if kind == Q4:
+                q4_amx(row, state, member, low, high, first, last)
+            elif kind == Q6:
+                q6_amx(row, state, member, low, high, first, last)
+            else:
+                q8_amx(row, state, member, low, high, first, last)
+            by_vectors(row, begin, low, first, last)
+            begin = high
+    by_vectors(row, begin, end, first, last)
+
+
+@kernel
+def by_vectors(row, begin, end, first, last):
+    """As `products`, by vectors."""
+    kind = load_i64(row + at.MATMUL_KIND)
     if kind == Q4:
-        q4_blocks(row, start, tokens, first, last)
+        q4_blocks(row, begin, end, first, last)
     elif kind == Q6:
-        q6_blocks(row, start, tokens, first, last)
+        q6_blocks(row, begin, end, first, last)
     elif kind == Q8:
-        q8_blocks(row, start, tokens, first, last)
+        q8_blocks(row, begin, end, first, last)
     elif kind == F16:
-        f16_blocks(row, start, tokens, first, last)
+        f16_blocks(row, begin, end, first, last)
     elif kind == BF16:
-        bf16_blocks(row, start, tokens, first, last)
+        bf16_blocks(row, begin, end, first, last)
     else:
-        f32_blocks(row, start, tokens, first, last)
+        f32_blocks(row, begin, end, first, last)

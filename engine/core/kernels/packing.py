@@ -34,6 +34,7 @@ from engine.core.kernels.simd import (
     round_lanes,
     round_to_int,
     select_less,
+    set_rounding,
     splat_f32,
     splat_i32,
     store_f16x16,
@@ -41,6 +42,7 @@ from engine.core.kernels.simd import (
     store_f32x16,
     store_i8,
     store_i32x16,
+    store_i64,
 )
 
 
@@ -63,6 +65,8 @@ def pack(job, first, last):
     group, steps = load_i64(job + at.PACK_GROUP), load_i64(job + at.PACK_STEPS)
     factor = load_float(job + at.PACK_FACTOR)
     panel = load_i64(job + at.PACK_SCRATCH)
+    store_i64(panel, 0x1F80)
+    set_rounding(panel)
     record = 32 + 24 * (span // group)
     bytes_of_column = 8 if steps == 15 else 12
     for block in range(first, last):
