@@ -24,6 +24,7 @@ from engine.runtime.events import Done, Event, Failed, Message, Prompt, Request
 from engine.runtime.loop import Loop
 from engine.runtime.model import Model
 from engine.runtime.profile import profile
+from engine.settings import Sampling
 
 __all__ = ["Sizes", "bench", "diagnose"]
 
