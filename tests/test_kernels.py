@@ -597,6 +597,7 @@ def test_activation_equals_its_twin(bench, kind, gated, group):
             width=width,
             function=int(Activation[kind.upper()]),
             gated=int(gated),
+            from_tiles=0,
         )
         bench.run(program, 3, members=members, scratch_bytes=4 * width)
         for row in range(3):

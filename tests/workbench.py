@@ -239,7 +239,7 @@ def product(bench: Workbench, weights: Weights, xs: Float32, *, members: int = 1
     if out is None:
         out = bench.array((tokens, weights.layout.padded_rows))
     source = bench.copy(xs)
-    known = {"bias": 0, "add": 0, "rows": 0} | weights.fields() | x.fields()
+    known = {"bias": 0, "add": 0, "rows": 0, "activates": 0} | weights.fields() | x.fields()
     program = Program()
     program.add(
         Opcode.QUANTISE,

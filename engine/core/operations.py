@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 __all__ = [
     "AMX_BLOCKS",
     "AMX_COLUMNS",
+    "AMX_UNIT",
     "CHUNK_TOKENS",
     "FIELDS",
     "KV_F16",
@@ -58,6 +59,8 @@ X_CHUNK: Final = 1088
 AMX_BLOCKS: Final = 8
 AMX_COLUMNS: Final = 1024
 """Blocks of rows, and columns of them, that products on AMX tiles work on at a time."""
+AMX_UNIT: Final = 16 * AMX_BLOCKS
+"""Columns of gates, and of ups, that go through the activation together: whole spans of what they are input to."""
 TILE_ROWS: Final = 64
 """Query rows (token, head) that share a sweep over the pages."""
 
@@ -138,7 +141,7 @@ _WEIGHTS = ("kind", "panels", "meta", "blocks", "columns", "group", "span", "fac
 # minus the sum of the codes of two groups as int16, of one group as int32 when a span is one group.
 _ACTIVATIONS = ("x_span", "x_group", "x_codes", "x_stride", "x_scales", "x_sums", "x_scale_stride", "x_columns")
 
-_MATMUL = (*_ACTIVATIONS, "rows", *_WEIGHTS, "bias", "out", "out_stride", "add")
+_MATMUL = (*_ACTIVATIONS, "rows", *_WEIGHTS, "bias", "out", "out_stride", "add", "activates")
 _NORM = ("norm", "weight", "bias", "epsilon")
 
 FIELDS: Final[dict[Opcode, tuple[str, ...]]] = {
@@ -146,7 +149,7 @@ FIELDS: Final[dict[Opcode, tuple[str, ...]]] = {
     Opcode.ANGLES: ("frequencies", "count", "out", "attention_factor"),
     Opcode.NORM: (*_ACTIVATIONS, "rows", "source", "source_stride", "width", *_NORM),
     Opcode.QUANTISE: (*_ACTIVATIONS, "rows", "source", "source_stride", "width"),
-    Opcode.ACTIVATE: (*_ACTIVATIONS, "rows", "source", "source_stride", "width", "function", "gated"),
+    Opcode.ACTIVATE: (*_ACTIVATIONS, "rows", "source", "source_stride", "width", "function", "gated", "from_tiles"),
     Opcode.MATMUL: _MATMUL,
     Opcode.ROTATE: (
         "source",

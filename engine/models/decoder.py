@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from engine.core.operations import (
     AMX_BLOCKS,
     AMX_COLUMNS,
+    AMX_UNIT,
     CHUNK_TOKENS,
     KV_F16,
     KV_F32,
@@ -189,8 +190,9 @@ def activation_columns(spec: ModelSpec) -> int:
 
 def scratch_bytes(spec: ModelSpec, max_tokens: int) -> int:
     """Working memory of one thread for steps of up to `max_tokens`, a multiple of 64."""
-    # A product on AMX tiles: tile shapes and products, unpacked blocks, sums that wait. Else a row of floats.
-    tiles = 4096 + AMX_BLOCKS * (16 * AMX_COLUMNS + 64 * (max_tokens + X_TOKENS))
+    # A product on AMX tiles: tile shapes and products, unpacked blocks, sums that wait, gates and
+    # ups. Else a row of floats.
+    tiles = 4096 + AMX_BLOCKS * (16 * AMX_COLUMNS + 3 * 64 * (max_tokens + X_TOKENS))
     most = max(tiles, 4 * activation_columns(spec))
     for layer in spec.layers:
         attention = layer.attention
@@ -412,6 +414,7 @@ class Decoder:
         inputs = [layer.feed_forward.widest for layer in spec.layers]
         inputs += [layer.attention.heads * layer.attention.head_dim for layer in spec.layers]
         self._activations = self._activation_room(self.max_tokens, max(spec.hidden, *inputs))
+        self._between = self._activation_room(self.max_tokens, max(layer.feed_forward.widest for layer in spec.layers))
         if self._chosen:
             self._routed = self._routed_rooms()
         # What a block computes, where it is not added to x at once.
@@ -558,18 +561,21 @@ class Decoder:
         bias: str | None = None,
         add: bool = False,
         scale: float = 1.0,
+        activates: int = 0,
+        inputs: _Activations | None = None,
     ) -> None:
         padded = FORMATS[tensor.format].layout(tensor.rows, tensor.cols, tensor.group).padded_rows
         self._products[len(program)] = re.sub(r"^layers\.\d+\.", "", tensor.name)
         program.add(
             Opcode.MATMUL,
-            **self._input_of(tensor).fields(),
+            **(inputs or self._input_of(tensor)).fields(),
             rows=int(rows),
             **self._weight_fields(tensor, scale),
             bias=0 if bias is None else self._vector(bias, padded, scale),
             out=out.ctypes.data,
             out_stride=out.strides[0],
             add=int(add),
+            activates=activates,
         )
 
     def _attention_rooms(self) -> tuple[int, int, int, int]:
@@ -763,9 +769,20 @@ class Decoder:
     ) -> None:
         """Both products of a feed-forward block and what lies between, on inputs that are there already."""
         up, down = self._tensor(first), self._tensor(second)
-        self._lower_product(program, up, self._wide, bias=f"{first}.bias" if block.bias else None)
-        self._lower_activation(program, block, self._wide, down.cols, self._input_of(down), RowSet.TOKENS)
-        self._lower_product(program, down, out, bias=f"{second}.bias" if block.bias else None, add=add, scale=scale)
+        # Where both are integers, the first product may go on through the activation, tile by tile of tokens: its input
+        # and what it leaves for the second lie in different rooms.
+        span = FORMATS[down.format].span_for(down.group)
+        fused = block.gated and bool(up.group and span) and AMX_UNIT % span == 0 == block.intermediate % AMX_UNIT
+        inputs = self._input_of(down, self._between if fused else None)
+        activation = Program()
+        self._lower_activation(activation, block, self._wide, down.cols, inputs, RowSet.TOKENS, from_tiles=fused)
+        row = self._room(8 * ROW_WORDS).view(np.int64)
+        row[:] = activation.table()[0]
+        bias = f"{first}.bias" if block.bias else None
+        self._lower_product(program, up, self._wide, bias=bias, activates=int(row.ctypes.data) if fused else 0)
+        self._lower_activation(program, block, self._wide, down.cols, inputs, RowSet.TOKENS, from_tiles=fused)
+        bias = f"{second}.bias" if block.bias else None
+        self._lower_product(program, down, out, bias=bias, add=add, scale=scale, inputs=inputs)
 
     def _lower_activation(  # noqa: PLR0917 - from where, how much, to where
         self,
@@ -775,6 +792,8 @@ class Decoder:
         width: int,
         activations: _Activations,
         rows: RowSet,
+        *,
+        from_tiles: bool = False,
     ) -> None:
         program.add(
             Opcode.ACTIVATE,
@@ -785,6 +804,7 @@ class Decoder:
             width=width,
             function=int(_ACTIVATIONS[block.activation]),
             gated=int(block.gated),
+            from_tiles=int(from_tiles),
         )
 
     def _routed_rooms(self) -> _Routed:
@@ -909,6 +929,7 @@ class Decoder:
             out=out.ctypes.data,
             out_stride=out.strides[0],
             add=0,
+            activates=0,
             count=experts.count,
             firsts=self._routed.firsts,
             panels_step=sizes.get("codes", sizes.get("values", 0)),

@@ -149,9 +149,11 @@ def working_bytes(
     attended = max(attention.heads * attention.head_dim for attention in attentions)
     stacked = max(attention.head_dim * (attention.heads + 2 * attention.kv_heads) for attention in attentions)
     inputs = activation_columns(spec)
-    # The residual and a block's output beside it, stacked outputs, attended heads, queries, and a product's input with
-    # its scales and sums.
-    floats = 2 * spec.hidden + max(stacked, 2 * intermediate) + 2 * attended + attended // 16 + inputs + inputs // 16
+    # The residual and a block's output beside it, stacked outputs, attended heads, queries, and two rooms for products' inputs with
+    # their scales and sums.
+    floats = (
+        2 * spec.hidden + max(stacked, 2 * intermediate) + 2 * attended + attended // 16 + 2 * (inputs + inputs // 16)
+    )
     # For each pair of a token and an expert: gates and ups, an output, and an input.
     floats += max(
         (

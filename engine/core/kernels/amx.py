@@ -13,12 +13,14 @@ wait in between in the thread's scratch.
 """
 
 from engine.core.kernels import fields as at
-from engine.core.kernels.common import block_codes, block_meta
+from engine.core.kernels.common import block_codes, block_meta, put_activations
+from engine.core.kernels.rows import activated
 from engine.core.kernels.simd import (
     high_nibbles,
     int64,
     kernel,
     load_f16x16,
+    load_f32x16,
     load_first_of_pairs_spread,
     load_i8x64,
     load_i64,
@@ -29,6 +31,7 @@ from engine.core.kernels.simd import (
     minus_bytes,
     multiplied_codes,
     prefetch_l2,
+    store_f32x16,
     store_i8x64,
     store_i64,
     tile_configure,
@@ -38,6 +41,7 @@ from engine.core.kernels.simd import (
     with_high_bits,
 )
 from engine.core.operations import AMX_BLOCKS, AMX_COLUMNS, X_CHUNK, X_TOKENS
+from engine.core.operations import AMX_UNIT as UNIT
 
 # Products 16 x 16 int32, activations, weights.
 _TILES = tile_registers(0, 1, 2)
@@ -152,14 +156,19 @@ def tile_product(sums, weights, scales, record, columns, span, x, x_scales, x_sc
     return sums
 
 
-def amx_blocks(put, finish, bits):
-    """kernel(row, state, member, low, high, first, last): blocks first..last for rows low..high, multiples of 16."""
+def amx_blocks(put_at, finish, bits):
+    """Two kernels for weights of so many bits.
+
+    product(row, state, member, low, high, first, last): blocks first..last for rows low..high, multiples of 16
+    gated(row, state, member, high, first, last): for rows 0..high, units first..last of gates and of ups, and
+        activation(gate) * up as the activations of the ACTIVATE operation that `activates` tells
+    """
     if bits < 8:
         unpack = unpacking(four_bits, 256) if bits == 4 else unpacking(six_bits, 384)
 
     @kernel
-    def chunk_of_blocks(row, scratch, low, high, first, count, begin, columns):
-        """Columns begin..begin + columns, whole spans, of blocks first..first + count."""
+    def chunk_of_blocks(row, scratch, low, high, first, count, begin, columns, out, out_stride, add):
+        """Columns begin..begin + columns, whole spans, of blocks first..first + count; out: of row low, block first."""
         group, span = load_i64(row + at.MATMUL_GROUP), load_i64(row + at.MATMUL_SPAN)
         record = 32 + 24 * (span // group) if bits < 8 else int64(32)
         all_columns = load_i64(row + at.MATMUL_COLUMNS)
@@ -192,17 +201,45 @@ def amx_blocks(put, finish, bits):
                 if begin + columns < all_columns:
                     store_sums(waiting, int64(64), sums)
                 else:
-                    put(finish, row, first + index, token, sums)
+                    place = out + (token - low) * out_stride + 64 * index
+                    put_at(finish, row, first + index, sums, place, out_stride, add)
+
+    @kernel
+    def all_columns(row, scratch, low, high, first, count, out, out_stride, add):
+        columns = load_i64(row + at.MATMUL_COLUMNS)
+        for begin in range(0, columns, AMX_COLUMNS):
+            width = min(columns - begin, int64(AMX_COLUMNS))
+            chunk_of_blocks(row, scratch, low, high, first, count, begin, width, out, out_stride, add)
 
     @kernel
     def product(row, state, member, low, high, first, last):
-        columns = load_i64(row + at.MATMUL_COLUMNS)
         scratch = load_i64(state + at.STATE_SCRATCH) + member * load_i64(state + at.STATE_SCRATCH_BYTES)
+        out_stride, add = load_i64(row + at.MATMUL_OUT_STRIDE), load_i64(row + at.MATMUL_ADD)
         configure(scratch + CONFIGURATION, load_i64(row + at.MATMUL_SPAN))
         for block in range(first, last, AMX_BLOCKS):
-            count = min(last - block, int64(AMX_BLOCKS))
-            for begin in range(0, columns, AMX_COLUMNS):
-                chunk_of_blocks(row, scratch, low, high, block, count, begin, min(columns - begin, int64(AMX_COLUMNS)))
+            out = load_i64(row + at.MATMUL_OUT) + low * out_stride + 64 * block
+            all_columns(row, scratch, low, high, block, min(last - block, int64(AMX_BLOCKS)), out, out_stride, add)
         tile_release()
 
-    return product
+    @kernel
+    def gated(row, state, member, high, first, last):
+        scratch = load_i64(state + at.STATE_SCRATCH) + member * load_i64(state + at.STATE_SCRATCH_BYTES)
+        after = load_i64(row + at.MATMUL_ACTIVATES)
+        width, function = load_i64(after + at.ACTIVATE_WIDTH), load_i64(after + at.ACTIVATE_FUNCTION)
+        gates = scratch + WAITING + 4 * UNIT * high
+        ups = gates + 4 * UNIT * high
+        zero = int64(0)
+        configure(scratch + CONFIGURATION, load_i64(row + at.MATMUL_SPAN))
+        for unit in range(first, last):
+            block = unit * AMX_BLOCKS
+            all_columns(row, scratch, zero, high, block, int64(AMX_BLOCKS), gates, int64(4 * UNIT), zero)
+            all_columns(row, scratch, zero, high, width // 16 + block, int64(AMX_BLOCKS), ups, int64(4 * UNIT), zero)
+            for token in range(high):
+                place, other = gates + 4 * UNIT * token, ups + 4 * UNIT * token
+                for column in range(0, 4 * UNIT, 64):
+                    value = activated(function, load_f32x16(place + column)) * load_f32x16(other + column)
+                    store_f32x16(place + column, value)
+                put_activations(after, token, place - 4 * UNIT * unit, width, UNIT * unit, UNIT * unit + UNIT)
+        tile_release()
+
+    return product, gated

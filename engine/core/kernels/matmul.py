@@ -33,7 +33,7 @@ from engine.core.kernels.simd import (
     tiles,
     with_high_bits,
 )
-from engine.core.operations import X_CHUNK, X_TOKENS, WeightKind
+from engine.core.operations import AMX_UNIT, X_CHUNK, X_TOKENS, WeightKind
 
 Q4, Q6, Q8, F16, BF16, F32 = (int(kind) for kind in WeightKind)
 AHEAD = 8192
@@ -266,16 +266,22 @@ def float_rows(load, size, tile):
 @kernel
 def put(finish, row, block, token, sums):
     """Store the finished tile of `block` and `token`."""
-    bias = load_i64(row + at.MATMUL_BIAS)
     out_stride = load_i64(row + at.MATMUL_OUT_STRIDE)
     out = load_i64(row + at.MATMUL_OUT) + token * out_stride + block * 64
+    put_at(finish, row, block, sums, out, out_stride, load_i64(row + at.MATMUL_ADD))
+
+
+@kernel
+def put_at(finish, row, block, sums, out, out_stride, add):
+    """Store the finished tile of `block` at a place of its own."""
+    bias = load_i64(row + at.MATMUL_BIAS)
     finish(
         sums,
         load_float(row + at.MATMUL_FACTOR),
         bias + block * 64 if bias != 0 else int64(0),
         out,
         out_stride,
-        load_i64(row + at.MATMUL_ADD),
+        add,
     )
 
 
@@ -317,15 +323,36 @@ f32_blocks = blocks_of(lambda tile: float_rows(load_f32x16, 4, tile), (4, 2, 1))
 
 if HAS_AMX:
     _finish = finished(tiles(X_TOKENS))
-    q4_amx, q6_amx, q8_amx = (amx.amx_blocks(put, _finish, bits) for bits in (4, 6, 8))
+    (q4_amx, q4_gated), (q6_amx, q6_gated), (q8_amx, q8_gated) = (
+        amx.amx_blocks(put_at, _finish, bits) for bits in (4, 6, 8)
+    )
 
 
 @kernel
 def matmul(row, state, member, members):
     """out[t] (+)= (weights @ x[t]) * factor + bias, for this thread's blocks of 16 rows."""
-    blocks = load_i64(row + at.MATMUL_BLOCKS)
+    blocks, tokens, begin = load_i64(row + at.MATMUL_BLOCKS), batch_rows(row, state), int64(0)
     first, last = share_first(blocks, member, members), share_first(blocks, member + 1, members)
-    products(row, state, member, int64(0), batch_rows(row, state), first, last)
+    if HAS_AMX and load_i64(row + at.MATMUL_ACTIVATES) != 0:
+        # Whole tiles of tokens go through the activation at once; the ACTIVATE that follows does the others.
+        begin = tokens // X_TOKENS * X_TOKENS
+        if begin > 0:
+            gated(row, state, member, members, begin)
+    products(row, state, member, begin, tokens, first, last)
+
+
+@kernel
+def gated(row, state, member, members, high):
+    """Products of gates and ups, and activation(gate) * up as the next operation's activations, for rows 0..high."""
+    units = load_i64(load_i64(row + at.MATMUL_ACTIVATES) + at.ACTIVATE_WIDTH) // AMX_UNIT
+    first, last = share_first(units, member, members), share_first(units, member + 1, members)
+    kind = load_i64(row + at.MATMUL_KIND)
+    if kind == Q4:
+        q4_gated(row, state, member, high, first, last)
+    elif kind == Q6:
+        q6_gated(row, state, member, high, first, last)
+    else:
+        q8_gated(row, state, member, high, first, last)
 
 
 @kernel

@@ -3,6 +3,7 @@
 from engine.core.kernels import fields as at
 from engine.core.kernels.common import batch_rows, load_float, put_activations, share_first, source_row
 from engine.core.kernels.simd import (
+    HAS_AMX,
     absolute,
     exp,
     float32,
@@ -28,7 +29,7 @@ from engine.core.kernels.simd import (
     store_f32x16,
     sum_lanes,
 )
-from engine.core.operations import Activation, Norm, WeightKind
+from engine.core.operations import X_TOKENS, Activation, Norm, WeightKind
 
 Q4, _, Q8, F16, BF16, _ = (int(kind) for kind in WeightKind)
 SILU, GELU_TANH, GELU = int(Activation.SILU), int(Activation.GELU_TANH), int(Activation.GELU)
@@ -257,9 +258,12 @@ def activate(row, state, member, members):
     function, gated = load_i64(row + at.ACTIVATE_FUNCTION), load_i64(row + at.ACTIVATE_GATED)
     scratch = load_i64(state + at.STATE_SCRATCH) + member * load_i64(state + at.STATE_SCRATCH_BYTES)
     pieces = (columns + PIECE - 1) // PIECE
-    units = batch_rows(row, state) * pieces
+    rows, done = batch_rows(row, state), int64(0)
+    if HAS_AMX and load_i64(row + at.ACTIVATE_FROM_TILES):
+        done = rows // X_TOKENS * X_TOKENS  # by the product before
+    units = (rows - done) * pieces
     for unit in range(share_first(units, member, members), share_first(units, member + 1, members)):
-        index, first = unit // pieces, unit % pieces * PIECE
+        index, first = done + unit // pieces, unit % pieces * PIECE
         last = min(first + PIECE, columns)
         gates = load_i64(row + at.ACTIVATE_SOURCE) + source_row(row, state, index) * load_i64(
             row + at.ACTIVATE_SOURCE_STRIDE
