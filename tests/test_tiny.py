@@ -69,8 +69,8 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
         pass
     monkeypatch.chdir(tmp_path)
     code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(code) == 1
+    (code,) = [block for block in code if "import engine" in block]
     names: dict[str, Any] = {}
-    exec(code[0], names)  # noqa: S102 - our own words
+    exec(code, names)  # noqa: S102 - our own words
     assert names["logits"].shape == (len(names["ids"]), 320)
     names["model"].close()

@@ -149,8 +149,8 @@ def working_bytes(
     attended = max(attention.heads * attention.head_dim for attention in attentions)
     stacked = max(attention.head_dim * (attention.heads + 2 * attention.kv_heads) for attention in attentions)
     inputs = activation_columns(spec)
-    # The residual and a block's output beside it, stacked outputs, attended heads, queries, and two rooms for products' inputs with
-    # their scales and sums.
+    # The residual and a block's output beside it, stacked outputs, attended heads, queries, and two rooms for inputs of
+    # products with their scales and sums.
     floats = (
         2 * spec.hidden + max(stacked, 2 * intermediate) + 2 * attended + attended // 16 + 2 * (inputs + inputs // 16)
     )
