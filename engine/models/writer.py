@@ -74,7 +74,9 @@ class NookWriter:
         self._partial = out.with_name(out.name + _PARTIAL)
         self._journal_path = out.with_name(out.name + _JOURNAL)
         self._manifest_offset = _round_up(_end(self.manifest), ALIGNMENT)
-        room = _round_up(len(self.manifest.to_json()) + _MANIFEST_ROOM, ALIGNMENT)
+        # Exponents are not known yet: up to "-126" in place of "0".
+        exponents = 3 * len(self.manifest.tensors)
+        room = _round_up(len(self.manifest.to_json()) + exponents + _MANIFEST_ROOM, ALIGNMENT)
         self.file_bytes = self._manifest_offset + room + FOOTER_BYTES
         self._job = hashlib.sha256(self.manifest.to_json() + stamp.encode()).hexdigest()
         self._done: dict[str, StoredTensor] = {}
