@@ -9,7 +9,7 @@ from engine.core.build import TARGETS
 from engine.core.operations import ROW_WORDS, Opcode, Program, Routing, RowSet
 from engine.models.spec import ExpertsSpec
 from tests import naive
-from tests.workbench import Activations, Weights, Workbench, address, product_scratch_bytes, same_bits
+from tests.workbench import Activations, Weights, Workbench, address, packer, product_scratch_bytes, same_bits
 
 CHOICES = [
     ExpertsSpec(8, 2, normalised=True),
@@ -106,12 +106,12 @@ def test_choice_means_what_it_says(how):
         assert np.abs(found / shares - 1).max() <= 1e-6
 
 
-@pytest.mark.parametrize(("name", "group"), [("q4", 32), ("q8", 64), ("bf16", 0), ("f32", 0)])
+@pytest.mark.parametrize(("name", "group"), [("q4", 32), ("q6", 64), ("q8", 64), ("bf16", 0), ("f32", 0)])
 @pytest.mark.parametrize("tokens", [1, 3, 37])
 def test_products_of_pairs_equal_those_of_each_expert(bench, name, group, tokens):
     """Experts without tokens, with one, and with many; as if each were a matrix of its own."""
     how, rows, cols = ExpertsSpec(6, 2), 48, 128
-    stacked = Weights.packed(random(how.count * rows, cols, seed=3, scale=0.1), name, group)
+    stacked = Weights.packed(random(how.count * rows, cols, seed=3, scale=0.1), name, group, packer())
     bias = random(how.count, rows, seed=4)
     xs, logits = random(tokens, cols, seed=5), random(tokens, how.count, seed=6, scale=3.0)
     logits[:, 4] = -50
@@ -119,7 +119,7 @@ def test_products_of_pairs_equal_those_of_each_expert(bench, name, group, tokens
     sizes = {part.name: part.bytes // how.count for part in stacked.layout.parts}
     for members in (1, 2, 3):
         experts, _, places, firsts, pairs = routed(bench, logits, how, None, 1)
-        x = Activations.room(bench, len(pairs), cols, group)
+        x = Activations.room(bench, len(pairs), stacked.layout)
         source, held, out = bench.copy(xs), bench.copy(bias), bench.array((len(pairs), rows + 16))
         program = Program()
         place = {"source": address(source), "source_stride": source.strides[0]}
@@ -133,6 +133,7 @@ def test_products_of_pairs_equal_those_of_each_expert(bench, name, group, tokens
             out=address(out),
             out_stride=out.strides[0],
             add=0,
+            activates=0,
             count=how.count,
             firsts=address(firsts),
             panels_step=sizes.get("codes", sizes.get("values")),
@@ -140,7 +141,8 @@ def test_products_of_pairs_equal_those_of_each_expert(bench, name, group, tokens
             bias_step=4 * rows,
         )
         words = {"routed": len(pairs), "routed_tokens": pairs}
-        bench.run(program, tokens, members=members, scratch_bytes=product_scratch_bytes(cols) + 8 * ROW_WORDS, **words)
+        scratch = product_scratch_bytes(len(pairs)) + 8 * ROW_WORDS
+        bench.run(program, tokens, members=members, scratch_bytes=scratch, **words)
         for token in range(tokens):
             for rank in range(how.chosen):
                 expert = experts[token, rank]
