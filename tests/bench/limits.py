@@ -19,12 +19,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import platformdirs
-
 from engine.core import build
 from engine.core.cpu import machine
-from engine.core.library import Kernels, load_kernels
+from engine.core.library import Kernels, prepared_kernels
 from engine.core.memory import Buffer, aligned
+from engine.progress import finish
 
 _ROOT = Path(__file__).parents[2]
 _SAMPLE_BYTES = 64 << 20
@@ -82,8 +81,9 @@ def read_bandwidth(kernels: Kernels, threads: int, size: int = 1 << 30, samples:
 
 
 def dot_peak(tier: str, threads: int) -> float:
-    """Operations a second (a product and a sum count as two) of the tier's 4-bit by 8-bit products, from the L1 cache.
+    """Operations a second (a product and a sum count as two) of the tier's integer products, from the L1 cache.
 
+    On AMX int8 tiles times int8 tiles that stay in registers, else 4-bit by 8-bit products of vectors.
     Compiled and run in a process of its own: one process serves one tier.
     """
     cpu, features = build.TARGETS[tier] if machine().architecture == "x86-64" else ("generic", "")
@@ -93,27 +93,70 @@ def dot_peak(tier: str, threads: int) -> float:
     return float(run.stdout)
 
 
+def _tile_peak_here(threads: int, samples: int = 30) -> float:
+    """`dot_peak` of the AMX unit: four sums in turn, of two left and two right tiles."""
+    from engine.core.kernels import simd
+
+    sums = [simd.tile_registers(number, 4 + number // 2, 6 + number % 2) for number in range(4)]
+    zero_0, zero_1, zero_2, zero_3 = [one.zero for one in sums]
+    dot_0, dot_1, dot_2, dot_3 = [one.dot for one in sums]
+    load_left_0, load_left_1 = sums[0].load_left, sums[2].load_left
+    load_right_0, load_right_1 = sums[0].load_right, sums[1].load_right
+    store = sums[3].store
+
+    @simd.kernel  # type: ignore[untyped-decorator]
+    def loop(shapes, rounds, tile):  # type: ignore[no-untyped-def]
+        simd.tile_configure(shapes)
+        load_left_0(tile, 64)
+        load_left_1(tile, 64)
+        load_right_0(tile, 64)
+        load_right_1(tile, 64)
+        zero_0()
+        zero_1()
+        zero_2()
+        zero_3()
+        for _ in range(rounds):
+            dot_0()
+            dot_1()
+            dot_2()
+            dot_3()
+        store(tile, 64)
+        simd.tile_release()
+
+    # Palette 1; bytes per row of the eight tiles from byte 16, rows of each from byte 48.
+    shapes = aligned(64, "uint8")
+    shapes[:] = 0
+    shapes[0], shapes[16:32:2], shapes[48:56] = 1, 64, 16
+    tiles = aligned((threads, 1024), "int8")
+    tiles[:] = 5
+    rounds = 20_000
+    where, places = int(shapes.ctypes.data), [int(tile.ctypes.data) for tile in tiles]
+    loop(where, 1, places[0])
+    seconds = best_together(lambda member, _: loop(where, rounds, places[member]), threads, samples)
+    return threads * rounds * len(sums) * 2 * 16 * 16 * 64 / seconds
+
+
 def _peak_here(threads: int, samples: int = 30) -> float:
-    """`dot_peak` of the tier that this process was started for."""
+    """`dot_peak` of the tier that this process was started for, without AMX."""
     from numba import types
     from numba.extending import intrinsic
 
     from engine.core.kernels import simd
 
     accumulators = 8
-    tile = simd.Tile(simd.nibble_sum, accumulators)
+    tile = simd.Tile(simd.code_sum, accumulators)
 
     @intrinsic  # type: ignore[untyped-decorator]
     def dots(_context, total, address):  # type: ignore[no-untyped-def]
-        """Eight independent sums, each given the products of one line with fixed nibbles."""
+        """Eight independent sums, each given the products of one line with fixed codes."""
 
         def code(_context, builder, _signature, values):  # type: ignore[no-untyped-def]
             total, address = values
-            nibbles = simd._constant(simd.i8x64.llvm, 3)
+            codes = simd._constant(simd.i8x64.llvm, 3)
             for index in range(accumulators):
                 place = simd._pointer(builder, builder.add(address, simd.I64(64 * index)))
                 line = builder.load(place, typ=simd.i8x64.llvm, align=1)
-                one = simd._dot_nibbles(builder, builder.extract_value(total, index), nibbles, line)
+                one = simd._dot_codes(builder, builder.extract_value(total, index), codes, line)
                 total = builder.insert_value(total, one, index)
             return total
 
@@ -122,7 +165,7 @@ def _peak_here(threads: int, samples: int = 30) -> float:
     @intrinsic  # type: ignore[untyped-decorator]
     def nothing(_context):  # type: ignore[no-untyped-def]
         def code(_context, _builder, _signature, _values):  # type: ignore[no-untyped-def]
-            zero = simd._constant(simd.nibble_sum.llvm, 0)
+            zero = simd._constant(simd.code_sum.llvm, 0)
             return simd.ir.Constant(tile.llvm, [zero] * accumulators)
 
         return tile(), code
@@ -155,15 +198,6 @@ def _peak_here(threads: int, samples: int = 30) -> float:
     return threads * rounds * accumulators * 64 * 2 / seconds
 
 
-def compiled(tier: str) -> Kernels:
-    """The tier's kernels from the program's cache, compiled when they are not there."""
-    for found in load_kernels(tier, Path(platformdirs.user_cache_dir("inglenook", appauthor=False))):
-        if isinstance(found, Kernels):
-            return found
-        sys.stderr.write(f"\rcompiling {found}   ")
-    raise AssertionError(tier)
-
-
 def main() -> None:
     """Print the limits of this machine."""
     parser = argparse.ArgumentParser(description="Limits of this machine.")
@@ -173,9 +207,10 @@ def main() -> None:
     parser.add_argument("--peak", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak:
-        sys.stdout.write(f"{_peak_here(options.threads)}\n")
+        peak = _tile_peak_here if os.environ["INGLENOOK_TIER"] == "amx" else _peak_here
+        sys.stdout.write(f"{peak(options.threads)}\n")
         return
-    kernels = compiled(options.tier)
+    kernels = finish(prepared_kernels(options.tier))
     for threads in range(1, options.threads + 1):
         for size in (1 << 20, options.megabytes << 20):
             rate = read_bandwidth(kernels, threads, size)
