@@ -8,6 +8,7 @@ Writes docs/performance.md and docs/performance.svg.
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,12 +24,10 @@ from engine.models.decoder import page_layout
 from engine.models.spec import ModelSpec
 from engine.models.weights import Weights
 from engine.progress import finish
+from engine.runtime.model import _BATCH_TOKENS as STEP_TOKENS
 from tests.bench.limits import dot_peak, read_bandwidth
 from tests.bench.report import ROOT, bench, percent, table
 from tests.bench.svg import Point, Roof, roofline
-
-_STEP_TOKENS = 256
-"""Tokens of a prompt in one step of the engine, for which weights are read once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +98,9 @@ class Model:
         )
 
     def prefill(self, tokens: int, kv: str) -> tuple[float, float]:
-        """Bytes and operations of a prompt."""
-        steps = -(-tokens // _STEP_TOKENS)
-        seen = sum(min(tokens, (step + 1) * _STEP_TOKENS) for step in range(steps))
+        """Bytes and operations of a prompt; its steps read all weights each."""
+        steps = -(-tokens // STEP_TOKENS)
+        seen = sum(min(tokens, (step + 1) * STEP_TOKENS) for step in range(steps))
         # Only the last token's logits are wanted.
         operations = tokens * (2.0 * (self.products - self.head) + self.attention(tokens / 2)) + 2.0 * self.head
         return steps * self.weight_bytes + self.kv_bytes(seen, kv), operations
@@ -121,17 +120,29 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One speed, tokens a second, with what it needs and what the machine would allow."""
+    """One speed, tokens a second, and what the machine would allow.
+
+    needs: bytes and operations of the `tokens` that are computed at a time.
+    """
 
     model: str
     kind: str
     threads: int
     context: int
-    batch: int
+    tokens: int
     speed: float
-    bytes_a_token: float
-    operations_a_token: float
+    needs: tuple[float, float]
     limits: Limits
+
+    @property
+    def bytes_a_token(self) -> float:
+        """What is read for it, its share of what is read for several."""
+        return self.needs[0] / self.tokens
+
+    @property
+    def operations_a_token(self) -> float:
+        """Products and sums of integers."""
+        return self.needs[1] / self.tokens
 
     @property
     def of_bandwidth(self) -> float:
@@ -159,34 +170,25 @@ def measured(models: Sequence[Model], plan: Plan) -> list[Row]:
         for threads in plan.threads:
             limits = Limits(read_bandwidth(kernels, threads, max(model.weight_bytes, 1 << 20)), peaks[threads])
             common: dict[str, Any] = {"threads": threads, "repeat": plan.repeat, "gen_tokens": plan.gen_tokens}
-
-            def row(
-                kind: str,
-                context: int,
-                batch: int,
-                speed: float,
-                needs: tuple[float, float],
-                tokens: int,
-                where: tuple[Model, int, Limits] = (model, threads, limits),
-            ) -> Row:
-                of, members, bounds = where
-                return Row(of.name, kind, members, context, batch, speed, needs[0] / tokens, needs[1] / tokens, bounds)
-
             for context in plan.contexts:
                 if context + plan.gen_tokens > model.spec.context:
                     continue
                 _say(f"{model.name}, {threads} threads, {context} tokens")
                 found = bench(model.path, **common, prompt_tokens=context, depth=context, batch=1)
                 kv, middle = found["kv_dtype"], context + plan.gen_tokens / 2
-                rows.append(row("decode", context, 1, found["decode_tps"], model.decode(middle, 1, kv), 1))
-                rows.append(row("prefill", context, 1, found["prefill_tps"], model.prefill(context, kv), context))
+                for kind, tokens, needs in (
+                    ("decode", 1, model.decode(middle, 1, kv)),
+                    ("prefill", context, model.prefill(context, kv)),
+                ):
+                    speed = found[f"{kind}_tps"]
+                    rows.append(Row(model.name, kind, threads, context, tokens, speed, needs, limits))
             if threads != plan.threads[-1]:
                 continue
             for batch in plan.batches:
                 _say(f"{model.name}, {threads} threads, {batch} together")
                 found = bench(model.path, **common, prompt_tokens=32, depth=32, batch=batch)
                 needs = model.decode(32 + plan.gen_tokens / 2, batch, found["kv_dtype"])
-                rows.append(row("batch", 32, batch, found["batch_tps"], needs, batch))
+                rows.append(Row(model.name, "batch", threads, 32, batch, found["batch_tps"], needs, limits))
     return rows
 
 
@@ -198,46 +200,55 @@ def document(models: Sequence[Model], rows: Sequence[Row], plan: Plan, *, quick:
     """The text of docs/performance.md."""
     here = machine()
     most = plan.threads[-1]
-    parts = [
-        "# How fast it is\n",
-        "Made by `python -m tests.bench.performance MODEL.nook ...`, which measures and writes this file and its "
-        "picture anew; do not edit them.\n",
-    ]
-    if quick:
-        parts.append(
-            "**Provisional**: a short run (`--quick`), one sample each, on a machine that was doing other work, too.\n"
-        )
-    parts += [
-        "![Speeds below what the machine allows](performance.svg)\n",
-        "## Machine\n",
-        f"{here.name}, {here.architecture}, {len(here.cores)} cores, {memory().total / (1 << 30):.0f} GB of memory; "
-        f"tier {here.choose_tier()}; Inglenook {__version__}.\n",
-        "## Limits\n",
-        "Reading: as many bytes as the model's weights, by all threads together, with prefetching (`tests/bench/"
-        "limits.py`). Integer peak: the tier's products of integers out of registers and the first cache. Both are the "
-        "best of many short samples, in the same run as the speeds.\n",
-        _limits_table(rows),
-        "## One answer\n",
-        f"{plan.gen_tokens} tokens after so many; median of {plan.repeat}. A token reads all weights and the keys and "
-        "values of all tokens before it: *of reading* is the time that merely reading these bytes takes, as a share of "
-        "the token's.\n",
-        _decode_table(rows),
-        "## Prompts\n",
-        "*of peak* is the share of the integer peak, counting products of weights and of attention, a product and a "
-        "sum as two.\n",
-        _prefill_table(rows),
-        f"## Answers together\n\n{most} threads, 32 tokens before each; all answers' tokens counted.\n",
-        _batch_table(rows),
-        "## Models\n",
-        table(
-            ("model", "parameters", "weights", "MB read a token"),
-            [
-                (one.name, f"{one.spec.parameters / 1e6:.0f} M", one.label, f"{one.weight_bytes / 1e6:.0f}")
-                for one in models
-            ],
-        ),
-    ]
-    return "\n".join(parts)
+    samples = f"the median of {plan.repeat} runs" if plan.repeat > 1 else "one run"
+    provisional = "**Provisional**: one sample each, on a machine that was doing other work, too (`--quick`).\n\n"
+    return f"""# How fast it is
+
+Made by `python -m tests.bench.performance MODEL.nook ...`, which measures anew and writes this file and its picture.
+
+{provisional if quick else ""}![Speeds below what the machine allows](performance.svg)
+
+## Machine
+
+{here.name}, {here.architecture}, {len(here.cores)} cores, {memory().total / (1 << 30):.0f} GB of memory; \
+{platform.system()}, Python {platform.python_version()}; tier {here.choose_tier()}; Inglenook {__version__}.
+
+## Limits
+
+Reading: as many bytes as the model's weights, by all threads together, with prefetching. Integer peak: products of the
+tier's integers out of registers and the first cache. Both are the best of many short samples, taken in the same run as
+the speeds (`tests/bench/limits.py`).
+
+{_limits_table(rows)}
+## One answer
+
+{plan.gen_tokens} tokens after so many; {samples}. A token reads all weights, and all keys and values before it:
+*of reading* is the time that merely reading these bytes takes, as a share of the token's.
+
+{_decode_table(rows)}
+## Prompts
+
+*of peak* is the share of the integer peak, counting products of weights and of attention, a product and a sum as two.
+
+{_prefill_table(rows)}
+## Answers together
+
+{most} threads, 32 tokens before each; the tokens of all answers are counted.
+
+{_batch_table(rows)}
+## Models
+
+{_models_table(models)}"""
+
+
+def _models_table(models: Sequence[Model]) -> str:
+    return table(
+        ("model", "parameters", "weights", "MB read a token"),
+        [
+            (one.name, f"{one.spec.parameters / 1e6:.0f} M", one.label, f"{one.weight_bytes / 1e6:.0f}")
+            for one in models
+        ],
+    )
 
 
 def _limits_table(rows: Sequence[Row]) -> str:
@@ -289,13 +300,13 @@ def _prefill_table(rows: Sequence[Row]) -> str:
 
 def _batch_table(rows: Sequence[Row]) -> str:
     batches = [row for row in rows if row.kind == "batch"]
-    single = {row.model: row.speed for row in batches if row.batch == 1}
+    single = {row.model: row.speed for row in batches if row.tokens == 1}
     return table(
         ("model", "together", "tokens/s", "times one", "of reading"),
         [
             (
                 row.model,
-                str(row.batch),
+                str(row.tokens),
                 f"{row.speed:.1f}",
                 f"{row.speed / single[row.model]:.2f}",
                 percent(row.of_bandwidth),
@@ -309,21 +320,23 @@ def picture(rows: Sequence[Row]) -> str:
     """The text of docs/performance.svg: every speed with all threads."""
     most = max(row.threads for row in rows)
     shown = [row for row in rows if row.threads == most]
-    bounds = max((row.limits for row in shown), key=lambda limits: limits.bandwidth)
-    roof = Roof(f"{bounds.peak / 1e12:.1f} TOPS, {bounds.bandwidth / 1e9:.0f} GB/s", bounds.bandwidth, bounds.peak)
-    title = f"{machine().name}, {most} threads"
-    return roofline(title, [roof], [row.point for row in shown])
+    # A model that a cache holds is read faster than one that lies in memory: a roof each, where they differ.
+    limits = sorted({row.model: row.limits for row in shown}.items(), key=lambda item: -item[1].bandwidth)
+    ends = [limits[0]] + [limits[-1]] * (limits[-1][1].bandwidth < 0.8 * limits[0][1].bandwidth)
+    roofs = [Roof(f"{one.bandwidth / 1e9:.0f} GB/s ({name})", one.bandwidth, one.peak) for name, one in ends]
+    title = f"{machine().name}, {most} threads, {limits[0][1].peak / 1e12:.1f} TOPS at most"
+    return roofline(title, roofs, [row.point for row in shown])
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.performance", description="Speeds against limits.")
-    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.nook", help="converted models, smallest first")
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.nook", help="converted models")
     parser.add_argument("--quick", action="store_true", help="fewer contexts and batches, one sample each")
     parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder for performance.md and performance.svg")
     options = parser.parse_args(arguments)
     plan = Plan.quick() if options.quick else Plan.full()
-    models = [Model.opened(path) for path in options.models]
+    models = sorted(map(Model.opened, options.models), key=lambda model: model.weight_bytes)
     rows = measured(models, plan)
     text = document(models, rows, plan, quick=options.quick)
     (options.out / "performance.md").write_text(text, encoding="utf-8")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 def run(command: Sequence[str | Path]) -> str:
     """What a program writes to its standard output; ends this one with its last words when it fails."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", errors="replace")
+    done = subprocess.run(words, check=False, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
         said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
         sys.exit(f"{Path(words[0]).name} ended with code {done.returncode}: {said}")
@@ -30,11 +30,14 @@ def bench(model: Path, **flags: Any) -> dict[str, Any]:
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table, padded to be read as it stands: the first `left` columns to the left, all others to the right."""
+    """A Markdown table, padded to be read as it stands: `left` columns to the left, all others to the right."""
     widths = [max(len(row[column]) for row in (heading, *rows)) for column in range(len(heading))]
 
     def line(row: Sequence[str]) -> str:
-        cells = [cell.ljust(width) if column < left else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         return f"| {' | '.join(cells)} |"
 
     rule = "|".join("-" * (width + 1) + ("-" if column < left else ":") for column, width in enumerate(widths))

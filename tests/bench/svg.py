@@ -14,7 +14,7 @@ _COLOURS = ("#0b6e99", "#c2410c", "#4d7c0f", "#7e22ce", "#b45309", "#0f766e")
 
 @dataclass(frozen=True, slots=True)
 class Roof:
-    """A limit: bytes a second up to where operations a second bound it."""
+    """A limit: bytes a second up to where operations a second bound it. Several differ in the former."""
 
     name: str
     bandwidth: float
@@ -52,8 +52,8 @@ def roofline(title: str, roofs: Sequence[Roof], points: Sequence[Point]) -> str:
 
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
-        'font-size="13" fill="#222">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">',
+        '<g font-family="sans-serif" font-size="13" fill="#222">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
         f'<text x="{_LEFT}" y="28" font-size="16">{escape(title)}</text>',
@@ -72,15 +72,17 @@ def roofline(title: str, roofs: Sequence[Roof], points: Sequence[Point]) -> str:
     lines.append(
         f'<text transform="translate(24 {centre}) rotate(-90)" text-anchor="middle">operations a second</text>'
     )
-    for roof, ridge in zip(roofs, ridges, strict=True):
+    for number, (roof, ridge) in enumerate(zip(roofs, ridges, strict=True)):
         # From the left edge, or from where the slope comes in at the bottom.
         start = max(10.0**low_x, 10.0**low_y / roof.bandwidth)
         path = f"M {across(start)} {down(start * roof.bandwidth)} L {across(ridge)} {down(roof.peak)} H {right}"
         lines.append(f'<path d="{path}" fill="none" stroke="#444" stroke-width="2"/>')
-        lines.append(f'<text x="{right + 8}" y="{down(roof.peak) + 4}">{escape(roof.name)}</text>')
+        lines.append(f'<text x="{right + 8}" y="{down(roof.peak) + 4 + 20 * number}">{escape(roof.name)}</text>')
     series = list(dict.fromkeys(point.series for point in points))
-    for point in points:
-        lines.append(_mark(point.kind, across(point.intensity), down(point.rate), _colour(series.index(point.series))))
+    lines += [
+        _mark(point.kind, across(point.intensity), down(point.rate), _colour(series.index(point.series)))
+        for point in points
+    ]
     place = _TOP + 130
     for kind in dict.fromkeys(point.kind for point in points):
         lines.append(_mark(kind, right + 24, place - 4, "#444"))
@@ -90,7 +92,7 @@ def roofline(title: str, roofs: Sequence[Roof], points: Sequence[Point]) -> str:
         lines.append(f'<rect x="{right + 18}" y="{place - 10}" width="12" height="12" fill="{_colour(number)}"/>')
         lines.append(f'<text x="{right + 40}" y="{place}">{escape(name)}</text>')
         place += 24
-    return "\n".join([*lines, "</svg>"]) + "\n"
+    return "\n".join([*lines, "</g>", "</svg>"]) + "\n"
 
 
 def _mark(kind: str, x: float, y: float, colour: str) -> str:
