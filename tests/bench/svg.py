@@ -53,8 +53,8 @@ def roofline(title: str, roofs: Sequence[Roof], points: Sequence[Point]) -> str:
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">',
-        '<g font-family="sans-serif" font-size="13" fill="#222">',
         f"<title>{escape(title)}</title>",
+        '<g font-family="sans-serif" font-size="13" fill="#222">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#fff"/>',
         f'<text x="{_LEFT}" y="28" font-size="16">{escape(title)}</text>',
     ]
