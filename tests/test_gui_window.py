@@ -757,7 +757,8 @@ def test_the_drop_zone_takes_drops_itself(open_window):
 def test_a_slow_folder_keeps_nothing_waiting(open_window):
     driver = open_window()
     looked = threading.Event()
-    driver.script.reports = lambda path: looked.wait(20)
+    report = driver.script.reports
+    driver.script.reports = lambda path: looked.wait(20) and report(path)
     driver.drop(driver.folder)
     driver.script.tokens, driver.script.token_s = ["word "] * 1000, 0.01
     driver.click("pageChat")
