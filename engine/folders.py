@@ -15,6 +15,7 @@ __all__ = [
     "cache_folder",
     "choose_library",
     "data_folder",
+    "kernels_folder",
     "library_folder",
     "log_folder",
     "policy_file",
@@ -42,6 +43,11 @@ def cache_folder() -> Path:
         return _made("cache", _DIRS.user_cache_path)
     except OSError:  # whoever writes there does without
         return _folder("cache", _DIRS.user_cache_path)
+
+
+def kernels_folder() -> Path:
+    """The compiled kernels that a packaged program brings along; from source it is mostly not there."""
+    return program_folder() / "kernels"
 
 
 def log_folder() -> Path:

@@ -1,32 +1,41 @@
 """Loads compiled kernels by address: from the program's own shared libraries, else from object code in the cache.
 
-Does not import numba. Objects are named after everything that decides their
-content (kernel sources, numba's version, tier, machine), so an edited kernel
-or another CPU never meets an old object; a damaged one is compiled again.
+Does not import numba; of shared libraries not llvmlite either. Objects in the
+cache are named after everything that decides their content (kernel sources,
+numba's version, tier, system, processor), so an edited kernel or another
+machine never meets an old object; a damaged one is compiled again. A library
+is taken when it is whole and made of the sources that are here, if any are.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.metadata
-import platform
-import sys
+import shutil
 import tempfile
+import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from engine.core import build
 from engine.core.cpu import machine
+from engine.core.objects import compiler_key, has_sources, library_name, seal, source_key, unseal
 from engine.errors import InternalError, ResourceError
-from engine.folders import cache_folder
+from engine.folders import cache_folder, kernels_folder
 from engine.progress import Progress
 from engine.settings import Tier
 
 __all__ = ["Kernels", "load_kernels", "prepared_kernels"]
 
 _SIGNATURES: Final = {"enter": 3, "pack": 3, "read": 3}
+
+_KEPT: Final = 3
+"""Objects of one tier that stay in the cache: of this version and of two others, for who goes to and fro."""
+
+_ABANDONED_S: Final = 24 * 3600.0
+"""A folder in which something was compiled so long ago belongs to a process that was killed."""
 
 
 class Kernels:
@@ -53,20 +62,21 @@ def load_kernels(tier: str, cache: Path, shipped: Path | None = None) -> Iterato
     Args:
         tier: instruction tier, one of `build.TARGETS`
         cache: folder for object code, made when missing
-        shipped: folder of the packaged program's shared libraries
+        shipped: folder of the packaged program's shared libraries; may be missing where the sources are
 
     Raises:
         InternalError: the kernels can be neither found nor compiled
-        ResourceError: neither the cache nor a temporary folder can be written
+        ResourceError: neither the cache nor a temporary folder can be written; or a packaged program lacks its library
     """
-    if shipped is not None:
-        path = shipped / f"kernels-{tier}{'.dll' if sys.platform == 'win32' else '.so'}"
-        library = ctypes.CDLL(str(path))
-        addresses = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _SIGNATURES}
-        yield Kernels(tier, addresses, library)
+    if shipped is not None and (kernels := _shipped(tier, shipped / library_name(tier))) is not None:
+        yield kernels
         return
-    path = cache / "kernels" / f"{tier}-{_key(tier)}.o"
-    code, notice = _unsealed(path), ""
+    try:
+        path = cache / "kernels" / f"{tier}-{compiler_key(tier)}.o"
+    except importlib.metadata.PackageNotFoundError as error:
+        message = f"the kernels for {tier} must be compiled, which takes the package {error.name}; install it with pip"
+        raise ResourceError(message) from None
+    code, notice = _kept(path), ""
     if code is None:
         try:
             code, notice = yield from _compiled(tier, path)
@@ -81,14 +91,36 @@ def load_kernels(tier: str, cache: Path, shipped: Path | None = None) -> Iterato
     yield kernels
 
 
+def _shipped(tier: str, path: Path) -> Kernels | None:
+    """The kernels of a shared library; None when it is not there, damaged or older than the sources that are here."""
+    found = unseal(path)
+    if has_sources():
+        if found is None or found[1] != source_key(tier):
+            return None
+    elif found is None:
+        state = "is damaged" if path.exists() else "is missing"
+        message = (
+            f"{path} {state}, without which tier {tier} does not run; install Inglenook again or choose another tier"
+        )
+        raise ResourceError(message)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        message = f"{path} cannot be loaded ({error}); install the Inglenook that is made for this system"
+        raise ResourceError(message) from error
+    addresses = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _SIGNATURES}
+    return Kernels(tier, addresses, library)
+
+
 def prepared_kernels(tier: Tier | None = None, cache: Path | None = None) -> Generator[Progress, None, Kernels]:
-    """The kernels of the tier that is asked for, compiled when they are not in `cache` (the user's, by default).
+    """The kernels of the tier that is asked for: beside the program, in `cache` (the user's, by default), or compiled.
 
     Raises:
         SettingError: this computer has not that tier
         InternalError: they cannot be compiled
+        ResourceError: as `load_kernels`
     """
-    for step in load_kernels(machine().choose_tier(tier), cache or cache_folder()):
+    for step in load_kernels(machine().choose_tier(tier), cache or cache_folder(), kernels_folder()):
         if isinstance(step, Kernels):
             return step
         done, total, name = _compile_step(step)
@@ -119,15 +151,16 @@ def _compiled(tier: str, path: Path) -> Generator[str, None, tuple[bytes, str]]:
         code = fresh.read_bytes()
         if not notice:
             try:
-                fresh.write_bytes(code + hashlib.sha256(code).digest())
+                fresh.write_bytes(seal(code, _key_in(path)))
                 fresh.replace(path)
             except OSError as error:
                 return code, _not_kept(folder, error)
-            sealed = _unsealed(path)
-            if sealed is None:
+            kept = _kept(path)
+            if kept is None:
                 message = f"the compiled kernels in {path} cannot be read back; is the disk sound?"
                 raise InternalError(message)
-            code = sealed
+            code = kept
+            _tidy(path, tier)
     return code, notice
 
 
@@ -138,26 +171,35 @@ def _not_kept(folder: Path, error: OSError) -> str:
     )
 
 
-def _key(tier: str) -> str:
-    """A hash of all that decides the object code."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parent
-    others = [root / f"{name}.py" for name in ("build", "control", "operations")]
-    for path in sorted([*(root / "kernels").glob("*.py"), *others]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    for package in ("numba", "llvmlite"):
-        digest.update(importlib.metadata.version(package).encode() + b"\0")
-    digest.update(f"{tier} {sys.platform} {platform.machine()}".encode())
-    return digest.hexdigest()[:20]
+def _key_in(path: Path) -> str:
+    """The key in an object's name."""
+    return path.stem.rpartition("-")[2]
 
 
-def _unsealed(path: Path) -> bytes | None:
-    """The object without the SHA-256 that ends the file, or None when it is missing or damaged."""
+def _kept(path: Path) -> bytes | None:
+    """The object in a file of the cache; None when it is missing, damaged or another's under this name."""
+    found = unseal(path)
+    return found[0] if found is not None and found[1] == _key_in(path) else None
+
+
+def _tidy(written: Path, tier: str) -> None:
+    """Let go what older versions, and processes that were killed, left beside a new object."""
+    older = sorted(written.parent.glob(f"{tier}-*.o"), key=_age_s)
+    abandoned = [path for path in written.parent.glob("compiling-*") if _age_s(path) > _ABANDONED_S]
+    for path in [*older[_KEPT:], *abandoned]:
+        # Another process may do the same, or, on Windows, hold a file open: then it goes the next time.
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path != written:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _age_s(path: Path) -> float:
     try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    return data[:-32] if len(data) > 32 and hashlib.sha256(data[:-32]).digest() == data[-32:] else None
+        return time.time() - path.stat().st_mtime
+    except OSError:  # it is gone meanwhile
+        return 0.0
 
 
 def _loaded(tier: str, code: bytes) -> Kernels:
