@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 
 from engine import folders
-from engine.core import build, library
+from engine.core import build, library, objects
 from engine.core.cpu import machine
 from engine.core.library import Kernels, load_kernels
 from engine.errors import InternalError, ResourceError
@@ -38,7 +39,12 @@ TIER = machine().tiers[-1]
 def good(kernels):
     """The object code of this processor's best tier, without its seal."""
     kernels()
-    code = library._unsealed(object_file(cache_folder()))
+    return object_code(TIER)
+
+
+def object_code(tier):
+    """What was compiled for a tier, without its seal."""
+    code = library._kept(object_file(cache_folder(), tier))
     assert code is not None
     return code
 
@@ -50,7 +56,7 @@ class Compiler:
         self.code = code
         self.calls = []
 
-    def __call__(self, tier, out):
+    def __call__(self, tier, out, *, dll=False):
         self.calls.append(tier)
         yield "0/2 first"
         yield "1/2 second"
@@ -68,7 +74,7 @@ def compiler(good, monkeypatch):
 
 
 def object_file(cache, tier=TIER):
-    return cache / "kernels" / f"{tier}-{library._key(tier)}.o"
+    return cache / "kernels" / f"{tier}-{objects.compiler_key(tier)}.o"
 
 
 def load(cache):
@@ -115,6 +121,8 @@ DAMAGE = {
     "truncated": lambda data: data[: len(data) // 3],
     "seal lost": lambda data: data[:-32],
     "only a seal": lambda data: data[-32:],
+    "another key": lambda data: objects.seal(data[:-52], "0" * 20),
+    "nothing, sealed": lambda data: objects.seal(b"", data[-52:-32].decode()),
     "empty": lambda _data: b"",
     "longer": lambda data: data + b"\0",
     "zeros": lambda data: bytes(len(data)),
@@ -142,6 +150,29 @@ def test_an_object_of_another_name_is_not_looked_at(compiler, tmp_path):
     path.rename(path.with_name(f"{TIER}-{'0' * 20}.o"))
     lines, _ = load(tmp_path)
     assert len(lines) == 3
+
+
+def test_old_objects_go_when_a_new_one_is_written(compiler, tmp_path):
+    """Of this tier, but the latest two, and what killed processes left; another tier's are not looked at."""
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    old = [folder / f"{TIER}-{number:020d}.o" for number in range(5)]
+    other = folder / f"other{TIER}-{0:020d}.o"
+    now = time.time()
+    for age_s, path in enumerate([*old, other], start=100):
+        path.write_bytes(b"old")
+        os.utime(path, (now - age_s, now - age_s))
+    fresh, abandoned = folder / "compiling-now", folder / "compiling-then"
+    for place in (fresh, abandoned):
+        place.mkdir()
+        (place / "kernels.o").write_bytes(b"half")
+    os.utime(abandoned, (now - 100_000, now - 100_000))
+    load(tmp_path)
+    assert set(folder.iterdir()) == {object_file(tmp_path), *old[:2], other, fresh}
+    old[0].unlink()
+    load(tmp_path)
+    assert set(folder.iterdir()) == {object_file(tmp_path), old[1], other, fresh}
+    assert compiler.calls == [TIER]
 
 
 def test_a_compilation_that_fails_leaves_nothing(compiler, tmp_path):
@@ -207,32 +238,32 @@ def sources(tmp_path, monkeypatch):
     shutil.copytree(root / "kernels", copy / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("build", "control", "operations"):
         shutil.copy(root / f"{name}.py", copy)
-    monkeypatch.setattr(library, "__file__", str(copy / "library.py"))
+    monkeypatch.setattr(objects, "__file__", str(copy / "objects.py"))
     return copy
 
 
 def test_an_edited_source_changes_the_key(sources):
-    key = library._key(TIER)
+    key = objects.compiler_key(TIER)
     seen = {key}
     files = sorted(sources.rglob("*.py"))
     assert len(files) > 10
     for path in files:
         before = path.read_bytes()
         path.write_bytes(before + b"\n")
-        changed = library._key(TIER)
+        changed = objects.compiler_key(TIER)
         assert changed not in seen, path.name
         seen.add(changed)
         path.write_bytes(before)
-        assert library._key(TIER) == key
+        assert objects.compiler_key(TIER) == key
     (sources / "kernels" / "new.py").write_bytes(b"")
-    assert library._key(TIER) not in seen
+    assert objects.compiler_key(TIER) not in seen
 
 
 def test_the_key_is_that_of_the_sources_alone(sources):
     """Not of their place or age: an installed program finds what was compiled before an update of the clock."""
-    key = library._key(TIER)
+    key = objects.compiler_key(TIER)
     os.utime(sources / "build.py", (0, 0))
-    assert library._key(TIER) == key
+    assert objects.compiler_key(TIER) == key
 
 
 def test_what_the_kernels_import_is_in_the_key():
@@ -252,13 +283,13 @@ def test_what_the_kernels_import_is_in_the_key():
 
 @pytest.mark.parametrize("package", ["numba", "llvmlite"])
 def test_another_compiler_changes_the_key(monkeypatch, package):
-    key, version = library._key(TIER), importlib.metadata.version
+    key, version = objects.compiler_key(TIER), importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version(name) + ".1" * (name == package))
-    assert library._key(TIER) != key
+    assert objects.compiler_key(TIER) != key
 
 
 def test_every_tier_has_its_key():
-    assert len({library._key(tier) for tier in build.TARGETS}) == len(build.TARGETS)
+    assert len({objects.compiler_key(tier) for tier in build.TARGETS}) == len(build.TARGETS)
 
 
 # ---------------------------------------------------------------- the compiler's process
@@ -326,19 +357,205 @@ def test_stopping_ends_the_compiler(child, tmp_path):
 # ---------------------------------------------------------------- the running engine
 
 
-def test_a_shipped_library_is_used_as_it_is(good, tmp_path, compiler):
-    """The packaged program has no compiler: shared libraries, made when it was packaged."""
-    linker = shutil.which("cc") or shutil.which("gcc")
-    if linker is None or sys.platform != "linux":
+@pytest.fixture
+def shipped(kernels, monkeypatch, tmp_path):
+    """`shipped(tiers)`: a folder of libraries as `build_libraries` makes them, of objects compiled before."""
+    if sys.platform != "linux" or not (shutil.which("ld") or importlib.util.find_spec("ziglang")):
         pytest.skip("there is no linker to make a shared library with")
-    (tmp_path / "kernels.o").write_bytes(good)
-    made = tmp_path / f"kernels-{TIER}.so"
-    subprocess.run([linker, "-shared", "-nostdlib", "-o", str(made), str(tmp_path / "kernels.o")], check=True)
-    *lines, kernels = load_kernels(TIER, tmp_path / "cache", shipped=tmp_path)
-    assert lines == []
-    assert computes(kernels)
+
+    def compiled(tier, out, *, dll):
+        assert not dll
+        out.write_bytes(object_code(tier))
+        yield "1/1 done"
+
+    def made(tiers=(TIER,)):
+        for tier in tiers:
+            kernels(tier)
+        with monkeypatch.context() as patch:
+            patch.setattr(build, "compile_tier", compiled)
+            patch.setattr(build, "TARGETS", tiers)
+            folder = tmp_path / "kernels"
+            assert build.build_libraries(folder) == [folder / f"kernels-{tier}.so" for tier in tiers]
+        return folder
+
+    return made
+
+
+def test_shipped_libraries_are_used_as_they_are(shipped, tmp_path, compiler):
+    """The packaged program has no compiler: shared libraries, made when it was packaged."""
+    folder = shipped(machine().tiers)
+    assert len(list(folder.iterdir())) == len(machine().tiers)
+    for tier in machine().tiers:
+        *lines, kernels = load_kernels(tier, tmp_path / "cache", folder)
+        assert lines == []
+        assert kernels.tier == tier
+        assert computes(kernels)
     assert compiler.calls == []
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("kind", [*DAMAGE, "missing"])
+def test_a_damaged_library_is_not_loaded(shipped, tmp_path, compiler, monkeypatch, kind):
+    """From source, the kernels are compiled instead; a packaged program says what is wrong with it."""
+    folder = shipped()
+    path = folder / f"kernels-{TIER}.so"
+    if kind == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(DAMAGE[kind](path.read_bytes()))
+    assert computes(list(load_kernels(TIER, tmp_path / "cache", folder))[-1])
+    assert compiler.calls == [TIER]
+    monkeypatch.setattr(library, "has_sources", lambda: False)
+    if kind == "another key":  # there is nothing to compare it with
+        assert computes(list(load_kernels(TIER, tmp_path / "empty", folder))[-1])
+    else:
+        with pytest.raises(ResourceError, match=rf"kernels-{TIER}\.so (is|cannot).* install"):
+            list(load_kernels(TIER, tmp_path / "empty", folder))
+    assert compiler.calls == [TIER]
+
+
+def test_a_library_of_other_sources_is_not_loaded(shipped, tmp_path, compiler, sources):
+    folder = shipped()
+    (sources / "kernels" / "rows.py").write_bytes((sources / "kernels" / "rows.py").read_bytes() + b"\n")
+    *lines, kernels = load_kernels(TIER, tmp_path / "cache", folder)
+    assert len(lines) == 3
+    assert computes(kernels)
+    shutil.rmtree(sources / "kernels")
+    assert not objects.has_sources()
+    assert list(load_kernels(TIER, tmp_path / "empty", folder))[:-1] == []
+    assert compiler.calls == [TIER]
+
+
+def test_without_a_compiler_nothing_can_be_compiled(tmp_path, monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(ResourceError, match="takes the package numba; install it"):
+        list(load_kernels(TIER, tmp_path, tmp_path))
+
+
+PACKAGED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numba", "llvmlite"):
+            raise ModuleNotFoundError(f"{name} is not packaged", name=name)
+
+sys.meta_path.insert(0, Blocked())
+sys.frozen, sys.executable, folder, tier = True, *sys.argv[1:]
+import engine
+from engine.settings import EngineSettings
+
+with engine.AutoModel.from_pretrained(folder, max_seq_len=64, settings=EngineSettings(tier=tier)) as model:
+    print(model.generate("ab", max_new_tokens=8, temperature=0.0).encode())
+    print(model.logits([5, 6, 7]).tobytes().hex())
+"""
+
+
+def test_a_packaged_program_needs_no_compiler(shipped, tmp_path):
+    """The whole engine, with neither numba nor llvmlite, on what lies beside the executable: on every tier the same."""
+    tiers = machine().tiers
+    shipped(tiers)
+    folder = tmp_path / "model"
+    tiny_folder.write_folder(folder, "llama")
+    (folder / "tokenizer.json").write_text(json.dumps(factory.tok_json()), encoding="utf-8")
+    environment = dict(os.environ, XDG_CACHE_HOME=str(tmp_path / "empty"))
+    program = str(tmp_path / "inglenook")
+    root = Path(library.__file__).parents[2]
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", PACKAGED, program, str(folder), tier],
+            cwd=root,
+            env=environment,
+            check=True,
+            capture_output=True,
+        ).stdout
+        for tier in tiers
+    }
+    assert len(said) == 1
+    assert len(said.pop()) > 3 * 1024 * 8
+    assert not list((tmp_path / "empty").rglob("*.o"))
+
+
+# ---------------------------------------------------------------- libraries for Windows
+
+
+def portable_executable(data):
+    """(machine, DLL or not, exported names, imported libraries) of a file of Windows."""
+
+    def number(place, size):
+        return int.from_bytes(data[place : place + size], "little")
+
+    def text(place):
+        return data[place : data.index(b"\0", place)].decode("ascii")
+
+    header = number(0x3C, 4)
+    assert data[:2] == b"MZ"
+    assert data[header : header + 4] == b"PE\0\0"
+    machine_type, count, optional_size, flags = (number(header + at, 2) for at in (4, 6, 20, 22))
+    optional = header + 24
+    sections = [optional + optional_size + 40 * index for index in range(count)]
+
+    def place(address):
+        for section in sections:
+            start, size = number(section + 12, 4), number(section + 16, 4)
+            if start <= address < start + size:
+                return address - start + number(section + 20, 4)
+        raise AssertionError(f"{address:x} lies in no section")
+
+    exports, imports = number(optional + 112, 4), number(optional + 120, 4)
+    names = []
+    if exports:
+        table = place(exports)
+        first = place(number(table + 32, 4))
+        names = [text(place(number(first + 4 * index, 4))) for index in range(number(table + 24, 4))]
+    libraries = []
+    row = place(imports) if imports else 0
+    while row and number(row + 12, 4):
+        libraries.append(text(place(number(row + 12, 4))))
+        row += 20
+    return machine_type, bool(flags & 0x2000), names, libraries
+
+
+def test_libraries_for_windows(tmp_path):
+    """All tiers: three entry points, and nothing that Windows would have to find elsewhere."""
+    pytest.importorskip("ziglang")
+    if "INGLENOOK_TEST_WINDOWS" not in os.environ:
+        pytest.skip("INGLENOOK_TEST_WINDOWS asks for ten minutes of compiling")
+    written = build.build_libraries(tmp_path, "windows")
+    assert [path.name for path in written] == [f"kernels-{tier}.dll" for tier in build.TARGETS]
+    assert sorted(tmp_path.iterdir()) == sorted(written)
+    for path, tier in zip(written, build.TARGETS, strict=True):
+        code, key = objects.unseal(path)
+        assert key == objects.source_key(tier, "windows") != objects.source_key(tier, "linux")
+        assert portable_executable(code) == (0x8664, True, ["enter", "pack", "read"], [])
+
+
+def test_a_linker_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    for system in ("linux", "windows"):
+        with pytest.raises(ResourceError, match=f"links kernels for {system}; install the package ziglang"):
+            build.link(tmp_path / "kernels.o", tmp_path / "kernels.so", system)
+
+
+def test_a_linker_that_fails_says_why(tmp_path):
+    if sys.platform != "linux" or shutil.which("ld") is None:
+        pytest.skip("there is no ld")
+    (tmp_path / "kernels.o").write_bytes(b"no object")
+    with pytest.raises(InternalError, match=r"kernels\.o could not be linked for linux \(exit code 1\): ld:"):
+        build.link(tmp_path / "kernels.o", tmp_path / "kernels.so", "linux")
+
+
+def test_where_a_packaged_program_has_its_kernels(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "Inglenook"))
+    assert folders.kernels_folder() == tmp_path / "kernels"
+
+
+# ---------------------------------------------------------------- never the compiler
 
 
 @pytest.mark.usefixtures("compiled_kernels")
