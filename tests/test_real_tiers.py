@@ -110,7 +110,7 @@ def cut(data: st.DataObject, length: int, most: int) -> list[int]:
     return pieces
 
 
-@settings(max_examples=EXAMPLES or 2, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=EXAMPLES or 4, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.data())
 def test_every_tier_says_the_same(opened: Opened, data: st.DataObject) -> None:
     tiers = machine().tiers
