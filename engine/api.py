@@ -290,7 +290,7 @@ class AutoModel:
         Args:
             path: what to load
             max_seq_len: tokens of prompt and answer together; fewer if the model was made for fewer
-            dtype: "q4", "q8", "f16" (the source's own precision), "f32"; "auto" is q4 for a folder.
+            dtype: "q4", "q8", "f16" (the source's own precision), "f32"; "auto" is q4 for a folder, q8 for the starter.
                 A `.nook` file is what it was made as. With "f32", keys and values are float32, too.
             settings: threads, tier and the like; `context` is taken from max_seq_len
             progress: called as loading goes on
@@ -303,7 +303,8 @@ class AutoModel:
 
         wanted = settings.model_dump() | {"context": _plain(max_seq_len)} | ({"kv": "f32"} if dtype == "f32" else {})
         settings = checked(EngineSettings, wanted)
-        opener = partial(_opened, conversion=conversion_for(dtype), dtype=dtype, cap=True, most_wanted=_SCORED_ROWS)
+        conversion = None if dtype == "auto" else conversion_for(dtype)
+        opener = partial(_opened, conversion=conversion, dtype=dtype, cap=True, most_wanted=_SCORED_ROWS)
         service = Service(opener)
         events: queue.SimpleQueue[Event | Loaded] = queue.SimpleQueue()
         service.load(_path(path), settings, events.put)
@@ -735,12 +736,16 @@ def _opened(
     path: Path,
     settings: EngineSettings,
     *,
-    conversion: Conversion = Conversion(),
+    conversion: Conversion | None = None,
     dtype: str = "auto",
     cap: bool = False,
     most_wanted: int = 0,
 ) -> Generator[Progress, None, Model]:
-    """Load a model from wherever it is. cap: a context beyond the model's is cut to it."""
+    """Load a model from wherever it is.
+
+    conversion: how a source that is no `.nook` file is quantised; None: int4, the starter int8
+    cap: a context beyond the model's is cut to it
+    """
     from engine.convert.load import open_model
     from engine.core.cpu import machine
     from engine.core.library import prepared_kernels
@@ -748,6 +753,9 @@ def _opened(
     from engine.runtime.model import assembled
 
     found = resolve_model(path)
+    if conversion is None:
+        # So small a model answers worse at 4 bits, and is fast enough at 8.
+        conversion = Conversion(bits=8 if found == starter_path() else 4)
     kernels = yield from prepared_kernels(settings.tier)
     source = yield from open_model(found, conversion, resident=settings.load == "resident")
     if dtype not in ("auto", _DTYPES.get(source.label.split(",")[0])):

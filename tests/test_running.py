@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -100,22 +101,26 @@ def test_a_file_that_was_cut_is_refused_when_it_is_loaded(nook: Path) -> None:
 
 def test_nothing_to_do_takes_nothing(nook: Path) -> None:
     """After an answer, with a model loaded and conversations kept on disk (case R11)."""
-    running, ear, ready = api.Engine(), Ear(), threading.Event()
-    running.load(
-        nook, EngineSettings(context=128, snapshot_mb=1), lambda event: isinstance(event, Loaded) and ready.set()
-    )
-    assert ready.wait(60)
-    running.submit(Request("r", (Message("user", "hi"),), GREEDY), ear)
-    ear.wait()
-    time.sleep(2.0)
-    before_s = time.process_time()
-    time.sleep(2.0)
-    assert time.process_time() - before_s < 0.02
-    later, began_s = Ear(), time.monotonic()
-    running.submit(Request("l", (Message("user", "hi"),), GREEDY.model_copy(update={"max_tokens": 1})), later)
-    later.wait()
-    assert time.monotonic() - began_s < 2  # 50 ms on a machine that does nothing else
-    running.close()
+
+    def taken_s() -> float:
+        before_s = time.process_time()
+        time.sleep(2.0)
+        return time.process_time() - before_s
+
+    ear, ready = Ear(), threading.Event()
+    with contextlib.closing(api.Engine()) as running:
+        running.load(
+            nook, EngineSettings(context=128, snapshot_mb=1), lambda event: isinstance(event, Loaded) and ready.set()
+        )
+        assert ready.wait(60)
+        running.submit(Request("r", (Message("user", "hi"),), GREEDY), ear)
+        ear.wait()
+        # What earlier tests left in this process may run once more; the engine's own work would show each time.
+        assert any(taken_s() < 0.02 for _ in range(5))
+        later, began_s = Ear(), time.monotonic()
+        running.submit(Request("l", (Message("user", "hi"),), GREEDY.model_copy(update={"max_tokens": 1})), later)
+        later.wait()
+        assert time.monotonic() - began_s < 2  # 50 ms on a machine that does nothing else
 
 
 WRITER = """

@@ -68,6 +68,7 @@ class Chain:
                 out=address(self.x[row + 1]),
                 out_stride=0,
                 add=0,
+                activates=0,
             )
         self.program = program.table()
         self.state = np.zeros(STATE_WORDS, np.int64)
@@ -137,6 +138,7 @@ def test_accumulated_steps(team):
             out=address(out),
             out_stride=0,
             add=1,
+            activates=0,
         )
     table, state = program.table(), np.zeros(STATE_WORDS, np.int64)
     state[STATE.index("tokens")] = 1
