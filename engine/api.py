@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import queue
+import sys
 import uuid
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -618,7 +619,9 @@ def autotune(
 
     settings = settings.model_copy(update={"threads": 0, "context": 256, "max_batch_size": 1, "speculation": "off"})
     kernels = yield from prepared_kernels(settings.tier)
-    source = yield from open_model(resolve_model(model), resident=settings.load == "resident")
+    path = resolve_model(model)
+    settings = _with_load_mode(path, settings)
+    source = yield from open_model(path, resident=settings.load == "resident")
     here, spare = machine(), settings.free_cores
     made = partial(assembled, source, settings, kernels)
     found = yield from tune(lambda tuning: made(tuning=tuning), candidates(here, spare))
@@ -756,6 +759,7 @@ def _opened(
     if conversion is None:
         # So small a model answers worse at 4 bits, and is fast enough at 8.
         conversion = Conversion(bits=8 if found == starter_path() else 4)
+    settings = _with_load_mode(found, settings)
     kernels = yield from prepared_kernels(settings.tier)
     source = yield from open_model(found, conversion, resident=settings.load == "resident")
     if dtype not in ("auto", _DTYPES.get(source.label.split(",")[0])):
@@ -771,6 +775,17 @@ def _opened(
         draft = yield from open_model(resolve_model(settings.draft), conversion, resident=settings.load == "resident")
     tuning = recall(cache_folder(), machine(), kernels.tier, source.weights.total_bytes, spare=settings.free_cores)
     return assembled(source, settings, kernels, draft=draft, tuning=tuning, most_wanted=most_wanted)
+
+
+def _with_load_mode(model: Path, settings: EngineSettings) -> EngineSettings:
+    """The settings with `auto` decided: a copy, which takes as much again of the cache that files have, needs room."""
+    from engine.core.cpu import memory
+
+    if settings.load != "auto":
+        return settings
+    # Only Linux gives huge pages to everybody; without them, a copy is as slow as the file.
+    copied = sys.platform == "linux" and model.is_file() and 2 * model.stat().st_size <= memory().free
+    return settings.model_copy(update={"load": "resident" if copied else "mmap"})
 
 
 def _next(events: queue.SimpleQueue[Value]) -> Value:

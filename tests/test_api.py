@@ -21,6 +21,7 @@ import pytest
 import engine
 from engine import api, folders
 from engine.api import AutoModel, Done, Engine, Failed, Loaded, Message, Progress, Request
+from engine.core.cpu import Memory
 from engine.errors import ContextOverflowError, InputError, InternalError, ModelFolderError, SettingError, TemplateError
 from engine.runtime import measure
 from engine.runtime.model import Model
@@ -586,3 +587,16 @@ def test_bench_measures_what_guesses_gain_when_asked(opened: Callable[..., Any])
     assert found["copy_tps"] > 0
     assert found["copy_plain_tps"] > 0
     assert found["copy_tokens_per_step"] >= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives huge pages to everybody")
+@pytest.mark.parametrize(("free_share", "chosen"), [(2.0, "resident"), (1.9, "mmap")])
+def test_weights_are_copied_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_share: float, chosen: str
+) -> None:
+    file = tmp_path / "model.nook"
+    file.write_bytes(bytes(1000))
+    monkeypatch.setattr("engine.core.cpu.memory", lambda: Memory(10**6, int(free_share * 1000), None))
+    assert api._with_load_mode(file, EngineSettings()).load == chosen
+    assert api._with_load_mode(file, EngineSettings(load="resident")).load == "resident"
+    assert api._with_load_mode(tmp_path, EngineSettings()).load == "mmap"

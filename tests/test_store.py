@@ -11,7 +11,7 @@ import pytest
 from engine.convert.convert import convert
 from engine.core.quant import ALIGNMENT, FORMATS
 from engine.errors import FileDamagedError, InputError, OutOfSpaceError, ResourceError
-from engine.models.store import FOOTER_BYTES, HEADER_BYTES, NookFile, footer, header, open_nook, verify
+from engine.models.store import FOOTER_BYTES, HEADER_BYTES, NookFile, copied_nook, footer, header, open_nook, verify
 from engine.models.weights import VECTOR
 from engine.models.writer import NookWriter, clean_partials
 from engine.progress import finish
@@ -50,7 +50,7 @@ def nook(original, tmp_path):
 
 @pytest.mark.parametrize("resident", [False, True])
 def test_a_model_comes_back(folder, original, resident, kernels):
-    model = open_nook(original, resident=resident)
+    model = finish(copied_nook(original)) if resident else open_nook(original)
     assert (model.kind, model.name, model.label) == ("nook", "toy", "int4, group 32")
     assert model.end_ids == {257, 259}
     assert model.defaults == {"temperature": 0.5}

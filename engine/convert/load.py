@@ -8,7 +8,7 @@ from pathlib import Path
 from engine.convert.convert import quantised_in_memory
 from engine.convert.folder import find_model
 from engine.convert.source import open_source
-from engine.models.store import open_nook
+from engine.models.store import copied_nook, open_nook
 from engine.models.weights import ModelSource
 from engine.progress import Progress
 from engine.settings import Conversion
@@ -31,5 +31,5 @@ def open_model(
     """
     found = find_model(path)
     if found.kind == "nook":
-        return open_nook(found.path, resident=resident)
+        return (yield from copied_nook(found.path)) if resident else open_nook(found.path)
     return (yield from quantised_in_memory(open_source(path), conversion))
