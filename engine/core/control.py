@@ -11,6 +11,7 @@ _LINE = 8  # words of a cache line
 _SHARED = (
     "arrived",
     "generation",
+    "taken",
     "barrier_sleepers",
     "sequence",
     "sleepers",
@@ -30,6 +31,7 @@ CONTROL: Final[dict[str, int]] = (
 have a cache line each; the others are set once, or by the leader between steps; `expected` is
 one line per member.
 
+taken: how many units of the present operation's common part have been taken.
 sequence: STEP_UNIT times the number of the step, plus how many members take part in it."""
 
 MOST_MEMBERS: Final = 256

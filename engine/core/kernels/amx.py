@@ -127,29 +127,41 @@ def unpacking(columns_of_32, bytes_of_32):
                     codes += bytes_of_32
                     out += 512
                 column += group
+            prefetch_l2(meta + 1024)
+            prefetch_l2(meta + 1088)
             meta += 32 + 24 * groups
 
     return unpack
 
 
 @kernel
+def multiply_span(weights, x, column, end, step, products):
+    """Exact products of columns up to `end`, of one span."""
+    tile_zero()
+    while column < end:
+        tile_load_a(x + (column >> 6) * X_CHUNK + (column & 63), 64)
+        tile_load_b(weights + 16 * column, 64)
+        tile_dot()
+        column += step
+    tile_store(products, 64)
+
+
+@kernel
 def tile_product(sums, weights, scales, record, columns, span, x, x_scales, x_scale_stride, products):
-    """sums + 16 tokens times `columns` of one block of rows, spans in order."""
+    """sums + 16 tokens times `columns` of one block of rows, spans in order.
+
+    The tile unit works on the next span while the float steps of this one are done; their products lie apart.
+    """
     step = min(span, int64(64))
     other = products + 1024
-    column = int64(0)
+    column, end = int64(0), min(span, columns)
+    multiply_span(weights, x, column, end, step, products)
     while column < columns:
-        end = min(column + span, columns)
-        tile_zero()
-        while column < end:
-            tile_load_a(x + (column >> 6) * X_CHUNK + (column & 63), 64)
-            tile_load_b(weights, 64)
-            tile_dot()
-            weights += 16 * step
-            column += step
-        tile_store(products, 64)
+        column = end
+        if column < columns:
+            end = min(column + span, columns)
+            multiply_span(weights, x, column, end, step, other)
         sums = add_scaled_stored(sums, products, load_f16x16(scales), x_scales, int64(4))
-        # Two places in turn, so that a store need not wait for the loads of the one before.
         products, other = other, products
         scales += record
         x_scales += x_scale_stride

@@ -15,6 +15,7 @@ from engine.core.kernels.simd import (
     HAS_AMX,
     HAS_VNNI,
     HAS_VNNI512,
+    atomic_add,
     high_nibbles,
     int64,
     kernel,
@@ -33,11 +34,13 @@ from engine.core.kernels.simd import (
     tiles,
     with_high_bits,
 )
-from engine.core.operations import AMX_UNIT, X_CHUNK, X_TOKENS, WeightKind
+from engine.core.operations import AMX_BLOCKS, AMX_UNIT, X_CHUNK, X_TOKENS, WeightKind
 
 Q4, Q6, Q8, F16, BF16, F32 = (int(kind) for kind in WeightKind)
-AHEAD = 8192
-"""Bytes between a line of weights and the one asked for in advance; measured on DRAM-bound products."""
+AHEAD, META_AHEAD = 8192, 1024
+"""Bytes between a line of weights, or a span's record, and the one asked for in advance; measured on DRAM.
+
+Not every machine fetches ahead by itself: without these, a product of one token takes half as long again."""
 
 
 X_TOKEN, X_WORD = int64(64), int64(4)
@@ -157,6 +160,8 @@ def coded_tile(tile, make_columns, bytes_of_32, sums_at_once):
                     codes += bytes_of_32
                     column += 32
             sums = add_scaled(sums, dots, load_f16x16(meta), x_scales, X_WORD)
+            prefetch_l2(meta + META_AHEAD)
+            prefetch_l2(meta + META_AHEAD + 64)
             meta += 32 + 24 * groups
             x_scales += x_stride
         return sums
@@ -183,6 +188,7 @@ def q8_tile(tile):
                     place += 4
                 column += 32
             sums = add_scaled(sums, dots, load_f16x16(meta), x_scales, X_WORD)
+            prefetch_l2(meta + META_AHEAD)
             meta += 32
             x_scales += x_stride
             x_sums += x_stride
@@ -310,6 +316,9 @@ def blocks_of(make_rows, sizes):
     return product
 
 
+UNIT_BYTES = 32768
+"""About how many bytes of int4 codes a member takes at once of a product's common part."""
+
 TILES = (8, 3, 1) if HAS_VNNI512 else (6, 2, 1)
 """Tokens of a tile: what the registers hold beside a line of weights; measured."""
 
@@ -329,23 +338,65 @@ if HAS_AMX:
 
 
 @kernel
-def matmul(row, state, member, members):
-    """out[t] (+)= (weights @ x[t]) * factor + bias, for this thread's blocks of 16 rows."""
-    blocks, tokens, begin = load_i64(row + at.MATMUL_BLOCKS), batch_rows(row, state), int64(0)
-    first, last = share_first(blocks, member, members), share_first(blocks, member + 1, members)
-    if HAS_AMX and load_i64(row + at.MATMUL_ACTIVATES) != 0:
-        # Whole tiles of tokens go through the activation at once; the ACTIVATE that follows does the others.
-        begin = tokens // X_TOKENS * X_TOKENS
-        if begin > 0:
-            gated(row, state, member, members, begin)
-    products(row, state, member, begin, tokens, first, last)
+def ask_first(row, member, members):
+    """Ask for the beginning of what a member will read of a product."""
+    block = share_first(own_part(load_i64(row + at.MATMUL_BLOCKS), members), member, members)
+    codes, meta = block_codes(row, block), block_meta(row, block)
+    for place in range(codes, codes + AHEAD, 64):
+        prefetch_l2(place)
+    for place in range(meta, meta + META_AHEAD, 64):
+        prefetch_l2(place)
 
 
 @kernel
-def gated(row, state, member, members, high):
+def own_part(units, members):
+    """How many of all units are divided beforehand; the others go to who is through first.
+
+    Even where all members work alike, one may lose its core for a while.
+    """
+    return units - units // 8 if members > 1 else units
+
+
+@kernel
+def matmul(row, state, member, members, taken):
+    """out[t] (+)= (weights @ x[t]) * factor + bias, for this thread's blocks of 16 rows.
+
+    taken: address of the number of units of the common part that members have taken
+    """
+    tokens, begin = batch_rows(row, state), int64(0)
+    units = load_i64(row + at.MATMUL_BLOCKS)
+    fused = HAS_AMX and load_i64(row + at.MATMUL_ACTIVATES) != 0 and tokens >= X_TOKENS
+    if fused:
+        # Whole tiles of tokens go through the activation at once; the ACTIVATE that follows does the others.
+        begin = tokens // X_TOKENS * X_TOKENS
+        units = load_i64(load_i64(row + at.MATMUL_ACTIVATES) + at.ACTIVATE_WIDTH) // AMX_UNIT
+    own = own_part(units, members)
+    first, last = share_first(own, member, members), share_first(own, member + 1, members)
+    at_once = max(UNIT_BYTES // (load_i64(row + at.MATMUL_COLUMNS) * 8), int64(1))
+    if fused:
+        at_once = int64(1)
+    elif HAS_AMX and tokens >= X_TOKENS:
+        at_once = int64(AMX_BLOCKS)
+    while True:
+        if HAS_AMX and fused:
+            gated(row, state, member, begin, first, last)
+        else:
+            products(row, state, member, begin, tokens, first, last)
+        first = units if own == units else own + atomic_add(taken, at_once)
+        last = min(first + at_once, units)
+        if first < units:
+            continue
+        if not fused or begin == tokens:
+            break
+        # What is left of the tokens, by vectors.
+        fused = False
+        own = units = load_i64(row + at.MATMUL_BLOCKS)
+        first, last = share_first(units, member, members), share_first(units, member + 1, members)
+
+
+@kernel
+def gated(row, state, member, high, first, last):
     """Products of gates and ups, and activation(gate) * up as the next operation's activations, for rows 0..high."""
-    units = load_i64(load_i64(row + at.MATMUL_ACTIVATES) + at.ACTIVATE_WIDTH) // AMX_UNIT
-    first, last = share_first(units, member, members), share_first(units, member + 1, members)
     kind = load_i64(row + at.MATMUL_KIND)
     if kind == Q4:
         q4_gated(row, state, member, high, first, last)

@@ -28,11 +28,15 @@ from engine.core.kernels.simd import (
 from engine.core.operations import ROW_WORDS, Opcode
 
 ARRIVED, GENERATION, BARRIER_SLEEPERS = (8 * CONTROL[n] for n in ("arrived", "generation", "barrier_sleepers"))
+TAKEN = 8 * CONTROL["taken"]
 SEQUENCE, SLEEPERS, REST, COMMAND = (8 * CONTROL[n] for n in ("sequence", "sleepers", "rest", "command"))
 PROGRAM, OPERATIONS, STATE, ACTIVE = (8 * CONTROL[n] for n in ("program", "operations", "state", "active"))
 CANCEL, STOP_AT = 8 * CONTROL["cancel"], 8 * CONTROL["stop_at"]
 WAIT, WAKE, SYSTEM, NUMBER = (8 * CONTROL[n] for n in ("wait", "wake", "system", "number"))
 EXPECTED, ROUNDING = 8 * CONTROL["expected"], 8 * CONTROL["rounding"]
+
+SOON = 4
+"""How many operations ahead a product is looked for while others are waited for."""
 
 SPINS_AT_BARRIER = 2000
 SPINS_BETWEEN_STEPS = 20000
@@ -67,18 +71,25 @@ def wake_all(control, word):
 
 
 @kernel
-def barrier(control, member, members):
-    """Wait until every member is here."""
+def barrier(control, member, members, row, end):
+    """Wait until every member is here; meanwhile ask for what it will read first: `row` is of the next operation."""
     if members == 1:
         return
     generation = atomic_load(control + GENERATION)
     if atomic_add(control + ARRIVED, 1) == members - 1:
         atomic_store(control + ARRIVED, 0)
+        atomic_store(control + TAKEN, 0)
         # Sequentially consistent, so it is ordered before the look at the sleepers.
         atomic_add(control + GENERATION, 1)
         if atomic_load(control + BARRIER_SLEEPERS) > 0:
             wake_all(control, control + GENERATION)
         return
+    end = min(end, row + SOON * 8 * ROW_WORDS)
+    while row < end:
+        if load_i64(row) == MATMUL:
+            matmul.ask_first(row, member, members)
+            break
+        row += 8 * ROW_WORDS
     spins = 0
     while atomic_load(control + GENERATION) == generation:
         spins += 1
@@ -91,11 +102,11 @@ def barrier(control, member, members):
 
 
 @kernel
-def execute(row, state, member, members):
+def execute(row, state, member, members, control):
     """One operation's share of one member."""
     opcode = load_i64(row)
     if opcode == MATMUL:
-        matmul.matmul(row, state, member, members)
+        matmul.matmul(row, state, member, members, control + TAKEN)
     elif opcode == NORM:
         rows.norm(row, state, member, members)
     elif opcode == QUANTISE:
@@ -132,18 +143,19 @@ def execute(row, state, member, members):
 def step(member, members, control):
     """Execute the program with the first `members`; all stop after the same operation when cancelled."""
     row, state = load_i64(control + PROGRAM), load_i64(control + STATE)
+    end = row + 8 * ROW_WORDS * load_i64(control + OPERATIONS)
     for index in range(load_i64(control + OPERATIONS)):
-        execute(row, state, member, members)
+        execute(row, state, member, members, control)
+        row += 8 * ROW_WORDS
         # Only the leader looks at the flag, and it names the operation after which to stop before
         # it arrives: a member still leaving the previous barrier cannot mistake it for its own.
         if member == 0 and atomic_load(control + CANCEL) != 0:
             atomic_store(control + STOP_AT, index)
-        barrier(control, member, members)
+        barrier(control, member, members, row, end)
         if atomic_load(control + STOP_AT) == index:
             # Nobody leaves, and the leader starts no other step, before all have read this.
-            barrier(control, member, members)
+            barrier(control, member, members, end, end)
             return
-        row += 8 * ROW_WORDS
 
 
 @kernel
@@ -196,6 +208,7 @@ def lead(control):
     """One step, by the engine's own thread as member 0, with the workers."""
     members = load_i64(control + ACTIVE)
     atomic_store(control + STOP_AT, -1)
+    atomic_store(control + TAKEN, 0)
     atomic_store(control + COMMAND, 1)
     announce(control, members)
     step(0, members, control)
