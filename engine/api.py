@@ -621,7 +621,7 @@ def autotune(
     kernels = yield from prepared_kernels(settings.tier)
     path = resolve_model(model)
     settings = _with_load_mode(path, settings)
-    source = yield from open_model(path, resident=settings.load == "resident")
+    source = yield from open_model(path, load=settings.load)
     here, spare = machine(), settings.free_cores
     made = partial(assembled, source, settings, kernels)
     found = yield from tune(lambda tuning: made(tuning=tuning), candidates(here, spare))
@@ -761,7 +761,7 @@ def _opened(
         conversion = Conversion(bits=8 if found == starter_path() else 4)
     settings = _with_load_mode(found, settings)
     kernels = yield from prepared_kernels(settings.tier)
-    source = yield from open_model(found, conversion, resident=settings.load == "resident")
+    source = yield from open_model(found, conversion, load=settings.load)
     if dtype not in ("auto", _DTYPES.get(source.label.split(",")[0])):
         raise InputError(f'{found} is {source.label} already; dtype must be "auto"')
     if cap:
@@ -772,7 +772,9 @@ def _opened(
     if settings.speculation == "draft":
         if not settings.draft:
             raise SettingError("speculation with a draft model needs the model's name or path (draft)")
-        draft = yield from open_model(resolve_model(settings.draft), conversion, resident=settings.load == "resident")
+        # A draft model is small, and useless where it is slow.
+        load = "mmap" if settings.load == "stream" else settings.load
+        draft = yield from open_model(resolve_model(settings.draft), conversion, load=load)
     tuning = recall(cache_folder(), machine(), kernels.tier, source.weights.total_bytes, spare=settings.free_cores)
     return assembled(source, settings, kernels, draft=draft, tuning=tuning, most_wanted=most_wanted)
 

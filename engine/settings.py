@@ -27,7 +27,7 @@ __all__ = [
 
 SchedulingPolicy = Literal["first-come", "shortest-remaining"]
 KvDtype = Literal["int8", "f16", "f32"]
-LoadMode = Literal["auto", "mmap", "resident"]
+LoadMode = Literal["auto", "mmap", "resident", "stream"]
 Speculation = Literal["off", "ngram", "draft"]
 Tier = Literal["generic", "avx2", "avxvnni", "avx512vnni", "amx"]
 
@@ -214,7 +214,8 @@ class EngineSettings(_Settings):
         Field(
             title="Load mode",
             description="mmap starts at once; resident copies the weights into memory first, which makes answers "
-            "faster; auto does so where there is twice the room.",
+            "faster; auto does so where there is twice the room; stream is for models larger than the memory and reads "
+            "what does not fit from disk for every token.",
         ),
     ] = "auto"
     max_batch_size: Annotated[

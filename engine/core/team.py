@@ -204,6 +204,11 @@ class Team:
         """Whether the last run stopped early."""
         return bool(self._words[CONTROL["stop_at"]] >= 0)
 
+    @property
+    def cancelling(self) -> bool:
+        """Whether the run that goes on, or the next one, is to stop."""
+        return bool(self._words[CONTROL["cancel"]])
+
     def cancel(self) -> None:
         """Stop the run that goes on, or the next one, after its present operation."""
         self._words[CONTROL["cancel"]] = 1

@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,7 @@ from engine.errors import UnsupportedModelError
 from engine.models.batch import Batch
 from engine.models.rope import inverse_frequencies, logarithm, power
 from engine.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, QueryGrowth, RopeSpec
+from engine.models.streaming import StreamedWeights
 from engine.models.weights import Tensor, Weights
 from engine.settings import KvDtype
 
@@ -80,6 +82,8 @@ _ROUTINGS = {"softmax": Routing.SOFTMAX, "sigmoid": Routing.SIGMOID, "chosen": R
 _NORMS = {"rms": Norm.RMS, "layer": Norm.LAYER}
 _RUN_NORMS = {"width": Norm.RMS, "each": Norm.LAYER}
 """Norms of queries and keys that are not of every head alike."""
+_CANCEL_S = 0.05
+"""How long a cancelled step may go on waiting for a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +265,7 @@ class Decoder:
         self._growths: dict[QueryGrowth, int] = {}
         self._layer_starts: dict[int, int | None] = {}  # operation -> the layer that begins with it
         self._products: dict[int, str] = {}  # operation -> the weights that it multiplies by
-        self._run: Callable[[NDArray[np.int64], NDArray[np.int64]], bool] = team.run
+        self._execute: Callable[[NDArray[np.int64], NDArray[np.int64]], bool] = team.run
         self._padded_vocab = -(-spec.vocab_size // 16) * 16
         self._logits = self._floats(max_wanted, self._padded_vocab)
         counts = {layer.feed_forward.experts.chosen for layer in spec.layers if layer.feed_forward.experts is not None}
@@ -311,16 +315,17 @@ class Decoder:
             state[words[name]] = array.ctypes.data
         state[words["routed"]] = tokens * self._chosen
         state[words["tokens"]], state[words["wanted"]], state[words["segments"]] = tokens, wanted, len(starts)
-        self._run(self._program, state)
+        self._run(state)
         return self._logits[:wanted, : self.spec.vocab_size]
 
     def timed(self, batch: Batch) -> list[OperationTime]:
         """Compute a batch an operation at a time, for its times; each has some microseconds more than in a step."""
         times: list[OperationTime] = []
+        layer: int | None = None
 
         def run(program: NDArray[np.int64], state: NDArray[np.int64]) -> bool:
-            layer = None
-            for index, row in enumerate(program):
+            nonlocal layer
+            for index, row in enumerate(program, len(times)):
                 layer = self._layer_starts.get(index, layer)
                 single = np.ascontiguousarray(row[None])
                 begin_s = time.perf_counter()
@@ -330,12 +335,30 @@ class Decoder:
                 times.append(OperationTime(name, layer, seconds))
             return True
 
-        self._run = run
+        self._execute = run
         try:
             self.forward(batch)
         finally:
-            self._run = self._team.run
+            self._execute = self._team.run
         return times
+
+    def _run(self, state: NDArray[np.int64]) -> None:
+        """The whole program at once, or layer by layer as they come from disk."""
+        weights = self._weights
+        if not isinstance(weights, StreamedWeights):
+            self._execute(self._program, state)
+            return
+        weights.begin()
+        bounds = [0, *self._layer_starts, len(self._program)]
+        for first, last in pairwise(bounds):
+            layer = self._layer_starts.get(first)
+            # When told to stop, the team does so at the layer's first operation: no matter what lies there by then.
+            while layer is not None and not weights.take(layer, _CANCEL_S) and not self._team.cancelling:
+                pass
+            if not self._execute(self._program[first:last], state):
+                return
+            if layer is not None:
+                weights.give_back(layer)
 
     @property
     def cancelled(self) -> bool:

@@ -73,10 +73,12 @@ def plan(
     A context of 0 chooses: 4096 tokens with 8 GB free or less, else 8192;
     never more than the model was made for, nor than fits. The pool holds as
     many full conversations as are wanted in parallel, as far as they fit; one
-    fits always.
+    fits always. Where layers are read from disk it is one, and what is left
+    (`spare_bytes`) is best spent on keeping layers.
 
     weight_bytes: that are not in memory yet. Mapped weights count: they are
-        read over and over, and a machine that drops them is useless.
+        read over and over, and a machine that drops them is useless. Where
+        layers are read from disk: the least that has to be there.
     companion_bytes: a page of the draft model, of whose pages there are as many.
 
     Raises:
@@ -108,12 +110,14 @@ def plan(
             f"a context of {fitting} tokens would fit"
             if fitting >= min(_LEAST_CONTEXT, spec.context)
             else "close other programs, or take a smaller model or fewer bits"
+            + ("" if settings.load == "stream" else ", or read the weights from disk (load mode stream), which is slow")
         )
         raise ResourceError(
             f"the model with a context of {context} tokens needs {needed / 1e9:.1f} GB of memory "
             f"and {memory.free / 1e9:.1f} GB are free; {advice}"
         )
-    most = settings.max_batch_size * _pages(context, layout)
+    conversations = 1 if settings.load == "stream" else settings.max_batch_size
+    most = conversations * _pages(context, layout)
     pages = min(most, fitting // layout.tokens)
     return MemoryPlan(
         weight_bytes=weight_bytes,

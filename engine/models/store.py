@@ -216,6 +216,15 @@ class NookFile:
         """Bytes of all packed tensors."""
         return sum(tensor.bytes for tensor in self.manifest.tensors)
 
+    @property
+    def beginning(self) -> bytes:
+        """The header, by which another opening of the path knows that it is this file."""
+        return self._memory[:HEADER_BYTES].tobytes()
+
+    def offset(self, name: str) -> int:
+        """Where a tensor begins in the file."""
+        return self._tensors[name].offset
+
     def tensor(self, name: str) -> Tensor:
         """One of them; KeyError when there is none of that name."""
         at = self._tensors[name]

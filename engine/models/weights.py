@@ -45,6 +45,7 @@ class Tensor:
     W is (rows, cols); a vector has one row and the format `VECTOR`.
     data: uint8 (bytes,), packed as `FORMATS[format]` says, on a multiple of 64
     bytes; it keeps the memory alive, so hold the tensor while kernels use its address.
+    place: where kernels find the bytes while they compute, if not in `data`.
     """
 
     name: str
@@ -54,11 +55,12 @@ class Tensor:
     cols: int
     exponent: int
     data: Bytes
+    place: int = 0
 
     @property
     def address(self) -> int:
-        """Where the packed bytes begin. Costs a microsecond: ask once."""
-        return int(self.data.ctypes.data)
+        """Where kernels find the packed bytes. Costs a microsecond: ask once."""
+        return self.place or int(self.data.ctypes.data)
 
     @property
     def bytes(self) -> int:

@@ -288,7 +288,8 @@ class LoadedModel:
     format: "int4, group 32". context: tokens a conversation can hold now;
     model_context: tokens the model was made for. defaults: the model's own
     generation settings where it has any, else ours. think: what thinking
-    begins and ends with, if the model thinks aloud.
+    begins and ends with, if the model thinks aloud. step_disk_bytes: weights
+    that every step reads from disk; disk_rate: bytes per second that it gave.
     """
 
     path: Path
@@ -305,6 +306,8 @@ class LoadedModel:
     threads: int
     notices: tuple[str, ...] = ()
     think: tuple[str, str] | None = None
+    step_disk_bytes: int = 0
+    disk_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

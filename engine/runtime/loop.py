@@ -150,7 +150,8 @@ class Loop:
             context=model.context,
             most_running=model.most_running,
             batch_tokens=model.batch_tokens,
-            slice_tokens=slice_tokens,
+            # A step that waits for the disk takes as long with few tokens as with many.
+            slice_tokens=model.batch_tokens if model.info.step_disk_bytes and slice_tokens is None else slice_tokens,
             company_s=model.settings.prompt_slice_ms / 1000,
             policy=model.settings.scheduling,
         )

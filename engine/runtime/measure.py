@@ -106,6 +106,10 @@ def bench(
     copy_tps, copy_plain_tps   tokens per second with and without guesses
     copy_tokens_per_step       with guesses
 
+    Where layers are read from disk, also:
+
+    step_disk_bytes, disk_bytes_per_s   what every step reads, and how fast the disk gave it while loading
+
     profiled: also "profile", the times of `engine.runtime.profile.profile`.
     """
     begin_s = time.perf_counter()
@@ -137,6 +141,9 @@ def bench(
             times["profile"] = yield from profile(model, depth=sizes.depth, prompt_tokens=sizes.prompt_tokens)
     finally:
         model.release()
+    disk = {}
+    if model.info.step_disk_bytes:
+        disk = {"step_disk_bytes": model.info.step_disk_bytes, "disk_bytes_per_s": model.info.disk_rate}
     medians = {name: median(row[name] for row in rows) for name in rows[0]}
     yield {
         **medians,
@@ -148,6 +155,7 @@ def bench(
         "prompt_tokens": sizes.prompt_tokens,
         "gen_tokens": sizes.gen_tokens,
         "depth": sizes.depth,
+        **disk,
         **times,
     }
 

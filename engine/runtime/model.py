@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
@@ -20,6 +20,8 @@ from engine.errors import ContextOverflowError, InputError
 from engine.models import decoder as models
 from engine.models.batch import Batch
 from engine.models.memory import plan, working_bytes
+from engine.models.store import NookFile
+from engine.models.streaming import StreamedWeights, least_bytes
 from engine.models.weights import NO_END_NOTICE, ModelSource
 from engine.runtime.events import LoadedModel, Message, Prompt, Request
 from engine.runtime.guide import Guide, Thinking
@@ -251,7 +253,8 @@ def assembled(
     Raises:
         InputError, ResourceError: the model's files or this computer do not allow it; says why
     """
-    spec, weights = source.spec, source.weights
+    spec = source.spec
+    file = source.weights if settings.load == "stream" and isinstance(source.weights, NookFile) else None
     here = machine()
     threads = here.threads(settings.threads, settings.free_cores)
     # Unless cores differ, the system's scheduler places threads at least as well.
@@ -261,7 +264,7 @@ def assembled(
     tokenizer = Tokenizer.from_files(source.files)
     template = ChatTemplate.from_files(source.files)
     dialect = Dialect.found(template.sources, tokenizer)
-    unread = _unread_bytes(source, settings)
+    unread = _unread_bytes(source, settings) if file is None else least_bytes(file)
     companion_bytes = 0
     if draft is not None:
         _check_draft(draft, tokenizer, source.name)
@@ -281,8 +284,16 @@ def assembled(
     ends = source.end_ids | tokenizer.end_ids | (frozenset() if turn_end is None else {turn_end})
     end_ids = frozenset(token for token in ends if token < spec.vocab_size)
     guess_rows = settings.draft_tokens if settings.speculation != "off" else 0
+    stream = None if file is None else StreamedWeights(file, least_bytes(file) + planned.spare_bytes)
+    if stream is not None:
+        source = replace(source, weights=stream)
     prefer_speed()
     team = Team(kernels, threads, here.placement(threads) if pinned else ())
+
+    def release() -> None:
+        team.close()
+        if stream is not None:
+            stream.close()
 
     def decoder_of(model: ModelSource, context: int, wanted: int) -> tuple[models.Decoder, PagePool]:
         pool = PagePool(planned.pages, models.page_layout(model.spec, settings.kv))
@@ -306,7 +317,7 @@ def assembled(
             context = min(planned.context, draft.spec.context)
             small, small_pool = decoder_of(draft, context, settings.max_batch_size)
             missing = _missing_ids(tokenizer, draft.spec.vocab_size, known=spec.vocab_size)
-            share = draft.weights.total_bytes / weights.total_bytes
+            share = draft.weights.total_bytes / source.weights.total_bytes
 
             def speculator() -> Speculator:
                 return DraftModel(
@@ -319,8 +330,9 @@ def assembled(
                     share=share,
                 )
 
+        disk_rate = stream.rate() if stream is not None and stream.step_bytes else 0.0
     except BaseException:
-        team.close()
+        release()
         raise
     # Whether an answer has an end is decided here; an older file may say otherwise.
     notices = tuple(notice for notice in source.notices if notice != NO_END_NOTICE) + template.notices
@@ -330,6 +342,8 @@ def assembled(
         notices += (f"{settings.threads} threads were asked for, but this computer has room for {threads}",)
     if not end_ids:
         notices += (NO_END_NOTICE,)
+    if stream is not None and stream.step_bytes:
+        notices += (_forecast(stream, disk_rate),)
     return Model(
         decoder=decoder,
         pages=pool,
@@ -350,14 +364,16 @@ def assembled(
             model_context=spec.context,
             chat_template=not template.completion,
             defaults=checked(Sampling, dict(source.defaults)),
-            weight_bytes=weights.total_bytes,
+            weight_bytes=source.weights.total_bytes if stream is None else stream.held_bytes,
             kv_bytes=planned.kv_bytes,
             tier=kernels.tier,
             threads=threads,
             notices=notices,
             think=dialect.think,
+            step_disk_bytes=0 if stream is None else stream.step_bytes,
+            disk_rate=disk_rate,
         ),
-        release=team.close,
+        release=release,
         dialect=dialect,
         settings=settings,
         speculator=speculator,
@@ -366,7 +382,16 @@ def assembled(
 
 
 def _unread_bytes(source: ModelSource, settings: EngineSettings) -> int:
-    return source.weights.total_bytes if source.kind == "nook" and settings.load == "mmap" else 0
+    return source.weights.total_bytes if source.kind == "nook" and settings.load != "resident" else 0
+
+
+def _forecast(stream: StreamedWeights, rate: float) -> str:
+    """What to expect of a model that waits for the disk."""
+    return (
+        f"{stream.step_bytes / 1e9:.2f} of {stream.total_bytes / 1e9:.2f} GB of weights do not fit into memory and are "
+        f"read from disk for every token; it gives {rate / 1e9:.2f} GB a second, so expect at most "
+        f"{rate / stream.step_bytes:.2g} tokens a second"
+    )
 
 
 def _identity(source: ModelSource, settings: EngineSettings, context: int) -> bytes:
