@@ -31,6 +31,7 @@ from gui.data.attachments import AttachmentError, read_attachment
 from gui.data.store import Attached, Message
 from gui.kit.i18n import tr
 from gui.kit.timing import timer
+from gui.kit.words import engine_words, error_words
 
 if TYPE_CHECKING:
     from engine import api
@@ -66,7 +67,7 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model that can be chosen. Sizes are 0 for the starter."""
+    """A model that can be chosen. Parameters and context are 0 for the starter."""
 
     path: Path
     name: str
@@ -408,18 +409,19 @@ class Bridge(QObject):
             try:
                 job()
             except InglenookError as error:
-                self._fail(str(error), request_id)
+                self._fail(str(error), type(error).__name__, request_id)
             except Exception:  # noqa: BLE001 (a fault ends this job, not the desk; it is logged)
                 _log.exception("a job of the window")
-                self._fail(tr("Something went wrong inside Inglenook; the log says more."), request_id)
+                self._fail(tr("Something went wrong inside Inglenook; the log says more."), "", request_id)
 
         return guarded
 
-    def _fail(self, sentence: str, request_id: str | None) -> None:
+    def _fail(self, sentence: str, kind: str, request_id: str | None) -> None:
+        """kind: the error's class in `engine.errors`; "" when the sentence is in the window's language already."""
         if request_id is None or self._api is None:
-            self.post(WorkFailed(sentence))
+            self.post(WorkFailed(error_words(kind, sentence)))
         else:
-            self.post(self._api.Failed(request_id, sentence, "InternalError"))
+            self.post(self._api.Failed(request_id, sentence, kind))
 
     def _desk(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -461,7 +463,7 @@ class Bridge(QObject):
                 model.disk_bytes,
                 model.parameters,
                 model.context,
-                problem=model.problem,
+                problem=engine_words(model.problem),
                 licence=model.licence,
             )
             for model in offered.library_models(broken=True)
@@ -469,8 +471,9 @@ class Bridge(QObject):
         entries = [entry for entry in known if not entry.problem]
         starter = offered.starter_path()
         if starter is not None:
-            name = Path(starter).stem.split(".")[0]  # the rest names its quantisation
-            entries.append(ModelEntry(Path(starter), name, tr("starter model"), starter=True))
+            name, _, precision = Path(starter).stem.partition(".")
+            detail = ", ".join(filter(None, (tr("starter model"), precision)))
+            entries.append(ModelEntry(Path(starter), name, detail, Path(starter).stat().st_size, starter=True))
         self.post(Library(tuple(entries), tuple(entry for entry in known if entry.problem)))
 
     def _close_engine(self) -> None:

@@ -15,6 +15,7 @@ from engine.errors import InglenookError
 from engine.settings import Conversion
 from gui.bridge import Bridge
 from gui.kit.i18n import tr
+from gui.kit.words import error_words
 
 if TYPE_CHECKING:
     from engine import api
@@ -147,7 +148,7 @@ def _convert(api: Any, stop: threading.Event, job: Job) -> Iterator[_Step]:
         finally:
             steps.close()
     except InglenookError as error:
-        yield _Step(number, "failed", sentence=str(error))
+        yield _Step(number, "failed", sentence=error_words(type(error).__name__, str(error)))
     except Exception:  # noqa: BLE001 (a fault ends this job; it is logged)
         _log.exception("converting %s", job.report.path)
         yield _Step(number, "failed", sentence=tr("The conversion failed inside Inglenook; the log says more."))

@@ -12,7 +12,8 @@ from engine.settings import EngineSettings
 from gui.bridge import Bridge, EngineReady, Library, ModelEntry
 from gui.data.preferences import PreferencesFile
 from gui.kit.i18n import tr
-from gui.kit.words import error_words
+from gui.kit.words import engine_words, error_words
+from gui.tasks import Diagnosed
 
 if TYPE_CHECKING:
     from engine import api
@@ -159,6 +160,9 @@ class ModelDesk(QObject):
                 self.models = models
                 self.broken = broken
                 self.library_changed.emit()
+            case Diagnosed(facts={"benchmark": {"read_bandwidth_gb_per_s": rate}}):
+                self.preferences.change(bandwidth_gb=float(rate))
+                self.library_changed.emit()
             case _:
                 return self._apply_loading(event)
         return True
@@ -170,7 +174,7 @@ class ModelDesk(QObject):
             case api.Loaded(model=model):
                 self.state = ModelState("ready", self.state.path or model.path, model.name, model=model)
                 for sentence in model.notices:
-                    self.notice.emit(sentence, "note")
+                    self.notice.emit(engine_words(sentence), "note")
                 self._model_settled()
                 self._model_ready()
             case api.Progress(request_id=None):

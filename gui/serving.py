@@ -15,6 +15,7 @@ from engine.errors import InglenookError
 from engine.settings import EngineSettings, ServerSettings
 from gui.bridge import Bridge
 from gui.kit.i18n import tr
+from gui.kit.words import error_words
 
 if TYPE_CHECKING:
     from engine.server.metrics import Answered
@@ -94,7 +95,7 @@ class Serving(QObject):
                 stop.set()
                 ender.join()
         except InglenookError as error:
-            yield ServerState("failed", sentence=str(error))
+            yield ServerState("failed", sentence=error_words(type(error).__name__, str(error)))
         except Exception:  # noqa: BLE001 (a fault ends the server, not the window; it is logged)
             _log.exception("the server")
             yield ServerState("failed", sentence=tr("Something went wrong inside Inglenook; the log says more."))

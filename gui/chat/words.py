@@ -5,7 +5,7 @@ from __future__ import annotations
 from gui.chat.turns import Turn
 from gui.data.history import thought_of
 from gui.kit.i18n import tr
-from gui.kit.words import count_words, duration_words, error_words
+from gui.kit.words import count_words, duration_words, engine_words, error_words
 
 __all__ = ["activity_words", "answer_facts", "answer_table", "can_continue", "ending_words", "thought_words"]
 
@@ -48,11 +48,15 @@ def ending_words(turn: Turn) -> tuple[str, bool]:
                   count=count_words(int(message.facts.get("completion_tokens", 0))))  # fmt: skip
     elif message.reason == "context":
         said = tr("Ended because the context is full.")
+    elif message.reason == "loop" and not turn.notices:
+        said = tr("Ended because it had begun to repeat itself.")
+    elif message.reason == "deadline" and not turn.notices:
+        said = tr("Ended because it took too long.")
     elif message.reason == "cancelled":
         said = tr("Stopped.")
     elif message.reason == "edited":
         said = tr("Edited by you.")
-    return "\n".join(filter(None, (said, *turn.notices))), serious
+    return "\n".join(filter(None, (said, *map(engine_words, turn.notices)))), serious
 
 
 def can_continue(turn: Turn) -> bool:
@@ -60,7 +64,7 @@ def can_continue(turn: Turn) -> bool:
     message = turn.message
     if not message.content or turn.growing:
         return False
-    return message.state in {"interrupted", "failed"} or message.reason in {"length", "cancelled", "edited"}
+    return message.state in {"interrupted", "failed"} or message.reason in {"length", "cancelled", "edited", "deadline"}
 
 
 def thought_words(turn: Turn) -> str:
@@ -100,6 +104,8 @@ def answer_table(turn: Turn) -> str:
         "length": tr("the longest answer allowed"),
         "context": tr("the context was full"),
         "cancelled": tr("stopped by you"),
+        "loop": tr("it repeated itself"),
+        "deadline": tr("it took too long"),
     }
     lines = [tr("Tokens written: {count}", count=count_words(int(facts["completion_tokens"])))]
     if "prompt_tokens" in facts:

@@ -13,13 +13,24 @@ from typing import Any
 import psutil
 
 from gui.kit.i18n import tr
-from gui.kit.words import size_words
+from gui.kit.words import joined, size_words
 
-__all__ = ["Sample", "advice", "connections", "hardware_words", "redacted", "sample", "write_bundle"]
+__all__ = [
+    "BYTES_PER_PARAMETER",
+    "Sample",
+    "advice",
+    "connections",
+    "hardware_words",
+    "redacted",
+    "sample",
+    "write_bundle",
+]
+
+BYTES_PER_PARAMETER = 4.5 / 8
+"""Of int4 with its scales."""
 
 _SLOW_GB_PER_S = 13.0  # below it a desktop's memory is mostly one module alone
 _LITTLE_BYTES = 2_000_000_000
-_BYTES_PER_PARAMETER = 4.5 / 8  # of int4 with its scales
 _SHARE_FOR_WEIGHTS = 0.7  # the rest is for the conversation and other programs
 _LOG_BYTES = 400_000
 
@@ -85,14 +96,14 @@ def hardware_words(facts: Mapping[str, Any]) -> str:
             free=size_words(free),
         )
     ]
-    most = max(free, total // 2) * _SHARE_FOR_WEIGHTS / _BYTES_PER_PARAMETER / 1e9
+    most = max(free, total // 2) * _SHARE_FOR_WEIGHTS / BYTES_PER_PARAMETER / 1e9
     if most >= 1:
         said.append(tr("Models with up to about {count} billion parameters fit at 4 bits.", count=f"{most:.0f}"))
     rate = float(facts.get("benchmark", {}).get("read_bandwidth_gb_per_s") or 0)
     if rate:
-        speed = rate / (1.5 * _BYTES_PER_PARAMETER)
+        speed = rate / (1.5 * BYTES_PER_PARAMETER)
         said.append(tr("One with 1.5 billion will write up to {speed} tokens/s here.", speed=f"{speed:.0f}"))
-    return " ".join(said)
+    return joined(said)
 
 
 def advice(facts: Mapping[str, Any]) -> list[str]:

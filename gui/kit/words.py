@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gui.kit.i18n import language, tr
+from gui.kit.i18n import language, tr, translated
 
 __all__ = [
     "count_words",
     "duration_words",
+    "engine_words",
     "error_words",
+    "joined",
     "parameter_words",
     "size_words",
 ]
+
+
+def joined(sentences: Iterable[str]) -> str:
+    """Sentences one after the other; Chinese puts no space between them."""
+    return ("" if language() == "zh_CN" else " ").join(sentences)
 
 
 def size_words(count: float) -> str:
@@ -46,11 +53,16 @@ def count_words(count: int) -> str:
     return f"{count:,}"
 
 
+def engine_words(sentence: str) -> str:
+    """What the engine says, in the window's language where its pattern is known, else as it is."""
+    return translated(sentence) or sentence
+
+
 def error_words(kind: str, sentence: str, facts: Mapping[str, Any] | None = None) -> str:
     """An error of the engine in the window's language.
 
-    kind: its class in `engine.errors`. sentence: what the engine said, in English; where another language is spoken,
-        the kind is said in that language and the sentence follows for whoever can use it.
+    kind: its class in `engine.errors`. sentence: what the engine said, in English; where its translation is not known,
+        the kind is said in the window's language and the sentence follows for whoever can use it.
     facts: {"needed_tokens", "context_tokens"} of a conversation that does not fit
     """
     if facts and facts.get("needed_tokens"):
@@ -60,8 +72,9 @@ def error_words(kind: str, sentence: str, facts: Mapping[str, Any] | None = None
             needed=count_words(int(facts["needed_tokens"])),
             context=count_words(int(facts["context_tokens"])),
         )
-    if language() == "en":
-        return sentence
+    known = translated(sentence)
+    if known is not None:
+        return known
     said = {
         "ContextOverflowError": tr("The conversation is longer than the context."),
         "FileDamagedError": tr("The model's file is damaged."),
