@@ -112,3 +112,9 @@ def test_hostile_files_end_in_a_sentence(tmp_path, name, data):
 def test_what_is_no_file_is_refused(tmp_path):
     with pytest.raises(AttachmentError, match="no file"):
         read_attachment(tmp_path)
+
+
+def test_a_name_cannot_be_made_to_look_like_another(tmp_path):
+    file = tmp_path / "report\u202excod.txt"
+    file.write_text("hello")
+    assert read_attachment(file).name == "report\ufffdxcod.txt"

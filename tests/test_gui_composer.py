@@ -177,3 +177,9 @@ def test_a_paste_beyond_all_measure_is_refused_and_the_text_stays(box):
     paste.setText("y" * 1_000_000)
     box.insertFromMimeData(paste)
     assert box.text() == "y" * 1_000_000 + "mine"
+
+
+@pytest.mark.parametrize(("text", "direction"), [("שלום world.", "RightToLeft"), ("Hello שלום.", "LeftToRight")])
+def test_what_is_written_has_its_own_direction(box, text, direction):
+    box.setPlainText(text)
+    assert box.document().firstBlock().textDirection() == Qt.LayoutDirection[direction]

@@ -30,6 +30,9 @@ _MOST_UNPACKED = 300_000_000
 _MOST_S = 60.0
 _MOST_ROWS = 50_000
 
+# Marks that turn the direction of text: with them, "exe.txt" could be made to look like "txt.exe".
+_TURNING = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F), "\ufffd")
+
 _TEXTS = (
     *("txt", "md", "markdown", "rst", "tex", "log", "csv", "tsv", "json", "jsonl", "yaml", "yml", "toml", "ini", "cfg"),
     *("xml", "html", "htm", "css", "svg", "py", "pyi", "js", "ts", "jsx", "tsx", "java", "kt", "c", "h", "cpp", "hpp"),
@@ -56,7 +59,7 @@ def read_attachment(path: Path) -> Attached:
     Raises:
         AttachmentError: it cannot be read, is too large, damaged, protected, or holds no text
     """
-    name = path.name
+    name = path.name.translate(_TURNING)
     try:
         if not path.is_file():
             raise AttachmentError(tr("{name} is no file.", name=name))
