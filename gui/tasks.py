@@ -14,6 +14,7 @@ from engine.errors import InglenookError
 from engine.folders import choose_library
 from engine.settings import EngineSettings
 from gui.kit.i18n import tr
+from gui.kit.words import error_words
 
 __all__ = [
     "Diagnosed",
@@ -80,12 +81,17 @@ class Moved:
 _PIECE = 8 << 20
 
 
+def _said(error: InglenookError) -> str:
+    """What was wrong, in the window's language."""
+    return error_words(type(error).__name__, str(error))
+
+
 def diagnose(api: Any, _stop: threading.Event, *, benchmark: bool) -> Iterator[Diagnosed]:
     """Ask the engine what this computer offers."""
     try:
         yield Diagnosed(api.diagnose(benchmark=benchmark))
     except InglenookError as error:
-        yield Diagnosed(sentence=str(error))
+        yield Diagnosed(sentence=_said(error))
 
 
 def verify(api: Any, stop: threading.Event, path: Path) -> Iterator[Verified]:
@@ -97,7 +103,7 @@ def verify(api: Any, stop: threading.Event, path: Path) -> Iterator[Verified]:
                 return
             yield Verified(path, progress.done / progress.total if progress.total else 0.0)
     except InglenookError as error:
-        yield Verified(path, 1.0, done=True, sentence=str(error))
+        yield Verified(path, 1.0, done=True, sentence=_said(error))
     else:
         yield Verified(path, 1.0, done=True)
 
@@ -106,7 +112,9 @@ def measure(api: Any, stop: threading.Event, path: Path, settings: EngineSetting
     """Measure a model's speed, shortly."""
     yield Measured(path)
     try:
-        steps = api.bench(path, settings=settings, prompt_tokens=256, gen_tokens=48, depth=32, batch=2, repeat=1)
+        steps = api.bench(
+            path, settings=settings, prompt_tokens=256, gen_tokens=48, depth=32, batch=2, repeat=1, profile=True
+        )
         for step in steps:
             if stop.is_set():
                 return
@@ -115,7 +123,7 @@ def measure(api: Any, stop: threading.Event, path: Path, settings: EngineSetting
             else:
                 yield Measured(path, step.done / step.total if step.total else 0.0)
     except InglenookError as error:
-        yield Measured(path, 1.0, done=True, sentence=str(error))
+        yield Measured(path, 1.0, done=True, sentence=_said(error))
 
 
 def move_library(api: Any, stop: threading.Event, target: Path) -> Iterator[Moved]:
@@ -178,4 +186,4 @@ def tune(api: Any, stop: threading.Event, path: Path, settings: EngineSettings) 
             else:
                 yield Tuned(step.done / step.total if step.total else 0.0)
     except InglenookError as error:
-        yield Tuned(1.0, done=True, sentence=str(error))
+        yield Tuned(1.0, done=True, sentence=_said(error))

@@ -103,6 +103,7 @@ class Window(QMainWindow):
         self.diagnostics_page = DiagnosticsPage(self.session)
         self.server_page = ServerPage(self.session)
         self.settings_page = SettingsPage(self.session)
+        self.settings_page.tune_asked.connect(self._tune)
         self._buttons = QButtonGroup(rail)
         self._places: dict[str, int] = {}
         self._add_page(column, "chat", tr("Chat"), self.chat_page)
@@ -223,6 +224,10 @@ class Window(QMainWindow):
     def _measure(self, path: Path) -> None:
         self.show_page("diagnostics")
         self.diagnostics_page.measure_model(path)
+
+    def _tune(self) -> None:
+        self.show_page("diagnostics")
+        self.diagnostics_page.tune_threads()
 
     def _chat_with(self, path: Path) -> None:
         if self.session.state.path != path or self.session.state.kind in {"none", "failed"}:

@@ -277,6 +277,13 @@ def model_report(studio: Studio) -> None:
     wait(400)
 
 
+def model_quality(studio: Studio) -> None:
+    studio.session.preferences.change(bandwidth_gb=18.4)
+    model_report(studio)
+    studio.window.findChild(object, "chooseQuality").click()
+    wait(300)
+
+
 def model_problem(studio: Studio) -> None:
     sentence = (
         "model-00002-of-00003.safetensors is missing; model.safetensors.index.json names it for 96 tensors."
@@ -309,6 +316,34 @@ def diagnostics(studio: Studio) -> None:
     studio.window.show_page("diagnostics")
     studio.window.diagnostics_page.measure_memory()
     wait(3400)
+
+
+def measured(studio: Studio) -> None:
+    studio.show()
+    studio.session.preferences.change(bandwidth_gb=18.4)
+    page = studio.window.diagnostics_page
+    studio.window.show_page("diagnostics")
+    for entry in studio.session.models:
+        page.measure_model(entry.path)
+        wait(300)
+    page.ensureWidgetVisible(page.findChild(object, "layerColumns"), 0, 40)
+    wait(300)
+
+
+def comparing(studio: Studio) -> None:
+    studio.show()
+    studio.window.show_page("models")
+    studio.window.models_page.open_comparison()
+    studio.window.findChild(object, "compareMessage").setPlainText("Why does a chimney draw? Answer in one sentence.")
+    studio.script.tokens = ("Warm air is lighter than the cold air outside", ", so it rises up the flue", ".")
+    studio.window.findChild(object, "compareStart").click()
+    until(lambda: studio.window.findChild(object, "voteFirst").isVisible(), 20_000)
+
+
+def compared(studio: Studio) -> None:
+    comparing(studio)
+    studio.window.findChild(object, "voteFirst").click()
+    wait(300)
 
 
 def diagnostics_end(studio: Studio) -> None:
@@ -413,6 +448,9 @@ SCENES: dict[str, tuple[Callable[[Studio], None], dict[str, object]]] = {
     "models": (models, {}),
     "models-empty": (models_empty, {"model": False}),
     "model-report": (model_report, {}),
+    "model-quality": (model_quality, {}),
+    "model-quality-dark": (model_quality, {"theme": "dark"}),
+    "model-quality-chinese": (model_quality, {"language": "zh_CN"}),
     "model-report-dark": (model_report, {"theme": "dark"}),
     "model-problem": (model_problem, {}),
     "converting": (converting, {}),
@@ -421,6 +459,11 @@ SCENES: dict[str, tuple[Callable[[Studio], None], dict[str, object]]] = {
     "diagnostics": (diagnostics, {}),
     "diagnostics-dark": (diagnostics, {"theme": "dark"}),
     "diagnostics-end": (diagnostics_end, {}),
+    "diagnostics-measured": (measured, {}),
+    "diagnostics-measured-dark": (measured, {"theme": "dark"}),
+    "comparing": (comparing, {}),
+    "compared-dark": (compared, {"theme": "dark"}),
+    "comparing-chinese": (comparing, {"language": "zh_CN"}),
     "diagnostics-chinese": (diagnostics, {"language": "zh_CN"}),
     "server": (server, {}),
     "server-dark": (server, {"theme": "dark"}),

@@ -36,10 +36,18 @@ MODEL = api.LoadedModel(
 )
 
 
+_TIMES = {  # of the operations of a layer, in seconds
+    "decode": (("norm", 2e-5), ("attention.qkv", 2e-4), ("attend", 1e-4), ("feed_forward.gate_up", 7e-4),
+               ("feed_forward.down", 4e-4)),
+    "prefill": (("norm", 1e-4), ("attention.qkv", 3e-3), ("attend", 4e-3), ("feed_forward.gate_up", 9e-3),
+                ("feed_forward.down", 5e-3)),
+}  # fmt: skip
+
+
 def report(path: Path, **changes: Any) -> api.ModelReport:
     """A report of a sound Qwen2 folder, with changes."""
     sizes = tuple(
-        api.SizeChoice(label, Conversion(bits=bits, group_size=group), size, bits + 0.6)
+        api.SizeChoice(label, Conversion(bits=bits, group_size=group), size, bits + 0.6, size / 30e6)
         for label, bits, group, size in (
             ("int4, group 32", 4, 32, 318_000_000),
             ("int4, group 64", 4, 64, 296_000_000),
@@ -174,7 +182,16 @@ class ScriptedApi:
     def bench(self, path: Path, **_sizes: Any) -> Iterator[api.Progress | dict[str, Any]]:
         self.benches.append(path)
         yield api.Progress("measure", 1, 2)
-        yield {"decode_tps": 27.4, "prefill_tps": 210.0, "ttft_s": 0.4, "threads": 4, "tier": "avx2"}
+        profile = {
+            step: [
+                {"operation": operation, "layer": layer, "seconds": seconds * (1 + layer % 5 / 9)}
+                for layer in range(24)
+                for operation, seconds in times
+            ]
+            for step, times in _TIMES.items()
+        }
+        yield {"decode_tps": 27.4, "prefill_tps": 210.0, "ttft_s": 0.4, "threads": 4, "tier": "avx2",
+               "prompt_tokens": 256, "profile": profile}  # fmt: skip
 
     def autotune(self, _path: Path, **_settings: Any) -> Iterator[api.Progress | dict[str, Any]]:
         yield api.Progress("measure", 1, 2)

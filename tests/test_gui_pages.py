@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QLabel,
     QLineEdit,
     QPlainTextEdit,
+    QSpinBox,
     QTableWidget,
     QTextEdit,
     QWidget,
@@ -26,6 +27,7 @@ from engine import api, folders
 from engine.settings import ServerSettings
 from gui.data.machine import advice, redacted
 from gui.data.preferences import PreferencesFile
+from gui.models.compare import tally
 from tests.scripted import ScriptedApi
 
 PERSON = "margaret"
@@ -296,3 +298,82 @@ def test_models_are_not_moved_over_others(open_window, tmp_path, monkeypatch):
     driver.until(lambda: any("is there already" in words for words in driver.texts("moveWords")))
     assert (tmp_path / "models" / "SmolLM2 135M.nook").exists()
     assert (target / "SmolLM2 135M.nook").read_bytes() == b"another"
+
+
+def test_two_models_are_compared_blindly(open_window):
+    driver = open_window()
+    driver.script.add_model("Another", 1000)
+    driver.click("pageModels")
+    driver.until(lambda: len(driver.session.models) == 2)
+    driver.click("compareModels")
+    driver.until(lambda: driver.has("compareStart"))
+    boxes = [driver.find(name, QComboBox) for name in ("compareFirst", "compareSecond")]
+    assert boxes[0].currentData() != boxes[1].currentData()
+    start = driver.find("compareStart", QAbstractButton)
+    assert not start.isEnabled()
+    driver.find("compareMessage", QPlainTextEdit).setPlainText("Which is it?")
+    boxes[1].setCurrentIndex(boxes[0].currentIndex())
+    assert not start.isEnabled()  # a model is not compared with itself
+    boxes[1].setCurrentIndex(1 - boxes[0].currentIndex())
+    loads = len(driver.script.loads)
+    driver.click("compareStart")
+    driver.until(lambda: driver.has("voteFirst"))
+    order = [path for path, _settings in driver.script.loads[loads:]]
+    assert {str(path) for path in order} == {box.currentData() for box in boxes}
+    assert driver.script.requests[-1].sampling.seed == driver.script.requests[-2].sampling.seed
+    assert [driver.find(f"answer{number}", QPlainTextEdit).toPlainText() for number in (1, 2)] == ["Hello, world."] * 2
+    assert [driver.texts(f"answerName{number}")[0] for number in (1, 2)] == ["Answer 1", "Answer 2"]  # nobody knows yet
+    driver.click("voteFirst")
+    assert driver.texts("answerName1")[0].startswith(order[0].stem)
+    assert not driver.find("voteSecond", QAbstractButton).isEnabled()  # one vote for each question
+    votes = driver.session.preferences.values.comparisons
+    assert [vote["better"] for vote in votes] == [order[0].stem]
+    assert tally(votes, order[0].stem, order[1].stem) == (1, 0, 0)
+    assert driver.texts("compareTally")[0].startswith("So far: ")
+    assert driver.session.state.kind == "ready"  # the model of the chats stays
+
+
+def test_a_comparison_can_be_stopped_and_failures_are_said(open_window):
+    driver = open_window()
+    driver.script.add_model("Another", 1000)
+    driver.click("pageModels")
+    driver.until(lambda: len(driver.session.models) == 2)
+    driver.click("compareModels")
+    driver.until(lambda: driver.has("compareStart"))
+    driver.find("compareMessage", QPlainTextEdit).setPlainText("Which is it?")
+    driver.script.hold.clear()
+    driver.click("compareStart")
+    driver.until(lambda: driver.has("compareStop"))
+    driver.click("compareStop")
+    driver.until(lambda: not driver.has("compareStop"))
+    driver.script.hold.set()
+    driver.script.load_failure = "Another.nook is damaged: its header was altered; convert the model again"
+    driver.click("compareStart")
+    driver.until(lambda: driver.texts("compareWords") == [driver.script.load_failure])
+    assert not driver.has("voteFirst")
+
+
+def test_where_the_time_of_a_token_goes(open_window):
+    driver = open_window()
+    driver.session.preferences.change(bandwidth_gb=11.2)
+    driver.click("pageDiagnostics")
+    driver.click("benchmark")
+    driver.until(lambda: driver.has("operationBars"))
+    said = driver.find("operationBars").accessibleName()
+    assert said.startswith("feed_forward.gate_up: 49% · 43%")  # the longest first
+    assert driver.find("layerColumns").accessibleDescription().startswith("0: 1.42, 1: ")
+    assert "of what the memory allows" in driver.find("roofline").accessibleDescription()
+    assert all("profile" not in row for row in driver.session.preferences.values.benchmarks)  # settings stay small
+
+
+def test_settings_offer_the_search_for_threads_snapshots_and_speculation(open_window):
+    driver = open_window()
+    driver.click("pageSettings")
+    speculation = driver.find("speculation", QComboBox)
+    speculation.setCurrentIndex(speculation.findData("off"))
+    driver.find("snapshotMb", QSpinBox).setValue(512)
+    assert driver.session.preferences.values.engine.speculation == "off"
+    assert driver.session.preferences.values.engine.snapshot_mb == 512
+    driver.click("tuneThreads")
+    driver.until(lambda: driver.texts("benchmarkWords") != [])
+    assert driver.texts("benchmarkWords")[0].startswith("3 threads are the fastest")

@@ -569,6 +569,11 @@ def test_drop_look_convert_chat(open_window):
     driver.drop(folder)
     driver.until(lambda: driver.has("convert"))
     assert driver.texts("reportName") == ["Qwen2.5 Coder 0.5B Instruct"]
+    assert driver.texts("reportVerdict") == ["Nothing is missing: it can be converted."]
+    assert driver.find("wizardSteps", QWidget).accessibleName() == "Step 1 of 4: Model"
+    assert not driver.has("quality8")
+    driver.click("chooseQuality")
+    assert driver.find("wizardSteps", QWidget).accessibleName() == "Step 2 of 4: Quality"
     assert "about 420 MB of memory" in driver.texts("reportNeed")[0]  # the report's plan is for the usual int4
     driver.click("quality8")
     group = driver.find("groupSize", QComboBox)

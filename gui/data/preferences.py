@@ -32,6 +32,8 @@ class Preferences(BaseModel):
     system: the system prompt that new conversations begin with.
     presets: the user's own, by name. shortcuts: those that were changed, by action.
     greeted: the first start was gone through. benchmarks: the latest measurements, oldest first.
+    bandwidth_gb: what this computer reads of its memory in a second, when it was measured last; 0 before.
+    comparisons: the choices of blind comparisons, oldest first.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -112,6 +114,8 @@ class Preferences(BaseModel):
     engine: EngineSettings = Field(default_factory=EngineSettings)
     server: ServerSettings = Field(default_factory=ServerSettings)
     benchmarks: list[dict[str, Any]] = Field(default_factory=list)
+    bandwidth_gb: float = 0.0
+    comparisons: list[dict[str, Any]] = Field(default_factory=list)
     model: str = ""
     loading: str = ""
     draft: str = ""

@@ -12,6 +12,7 @@ from gui.conversions import Job
 from gui.kit.controls import button, label, small_icon
 from gui.kit.i18n import tr
 from gui.kit.words import duration_words, size_words
+from gui.models.steps import CONVERSION, RESULT, Steps
 
 __all__ = ["JobCard"]
 
@@ -41,6 +42,8 @@ class JobCard(QFrame):
         self._name = label("", "name", wrap=True)
         head.addWidget(self._name, 1)
         column.addLayout(head)
+        self._steps = Steps(CONVERSION)
+        column.addWidget(self._steps)
         self._bar = QProgressBar()
         self._bar.setObjectName("conversionProgress")
         self._bar.setAccessibleName(tr("Progress of the conversion"))
@@ -77,6 +80,7 @@ class JobCard(QFrame):
             if job.state == "done"
             else tr("Converting {name}", name=job.report.name)
         )
+        self._steps.show_step(RESULT if job.state == "done" else CONVERSION)
         self._good.setVisible(job.state == "done")
         self._bad.setVisible(job.state == "failed")
         share = job.progress.done / job.progress.total if job.progress is not None and job.progress.total else 0.0

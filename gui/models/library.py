@@ -11,12 +11,13 @@ from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QProgressBar, QVBoxLayout
 
 from gui.bridge import ModelEntry
+from gui.data.preferences import Preferences
 from gui.kit.controls import Elided, IconButton, button, label
 from gui.kit.i18n import tr
 from gui.kit.words import count_words, parameter_words, size_words
 from gui.tasks import Verified
 
-__all__ = ["LibraryRow", "fit_words", "forecast_tps", "reveal_path"]
+__all__ = ["LibraryRow", "fit_words", "forecast_tps", "reveal_path", "speed_words"]
 
 _ROOM_BYTES = 700_000_000  # program, cache of a short conversation, working memory
 
@@ -24,6 +25,15 @@ _ROOM_BYTES = 700_000_000  # program, cache of a short conversation, working mem
 def forecast_tps(entry: ModelEntry, bandwidth_gb: float) -> float:
     """Tokens per second that the memory's speed allows: each token reads all weights once."""
     return bandwidth_gb * 1e9 / entry.disk_bytes if entry.disk_bytes and bandwidth_gb else 0.0
+
+
+def speed_words(entry: ModelEntry, preferences: Preferences) -> str:
+    """What is known of a model's speed here: what was measured last, else what the memory allows."""
+    for row in reversed(preferences.benchmarks):
+        if row.get("model") == entry.path.stem:
+            return tr("{speed} tokens/s measured here", speed=f"{float(row['decode_tps']):.0f}")
+    forecast = forecast_tps(entry, preferences.bandwidth_gb)
+    return tr("up to {speed} tokens/s here", speed=f"{forecast:.0f}") if forecast else ""
 
 
 def fit_words(entry: ModelEntry, memory: Mapping[str, Any]) -> tuple[str, str]:
@@ -41,11 +51,14 @@ def fit_words(entry: ModelEntry, memory: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class LibraryRow(QFrame):
-    """A model; `asked` says what is wanted of it: "chat", "verify", "measure", "reveal" or "remove"."""
+    """A model; `asked` says what is wanted of it: "chat", "verify", "measure", "reveal" or "remove".
+
+    speed: what is known of its speed here, in words
+    """
 
     asked = Signal(str)
 
-    def __init__(self, entry: ModelEntry, computer: Mapping[str, Any]) -> None:
+    def __init__(self, entry: ModelEntry, computer: Mapping[str, Any], speed: str = "") -> None:
         super().__init__()
         self.entry = entry
         self.setProperty("role", "card")
@@ -68,7 +81,7 @@ class LibraryRow(QFrame):
             head.addWidget(chip)
         head.addStretch(1)
         words.addLayout(head)
-        words.addWidget(label(entry.problem or " · ".join(self._facts(computer)),
+        words.addWidget(label(entry.problem or " · ".join(filter(None, (*self._facts(), speed))),
                               "bad" if entry.problem else "caption", wrap=True))  # fmt: skip
         self._bar = QProgressBar()
         self._bar.setAccessibleName(tr("Checking"))
@@ -97,7 +110,7 @@ class LibraryRow(QFrame):
             away.clicked.connect(lambda: self.asked.emit("remove"))
             row.addWidget(away, 0, Qt.AlignmentFlag.AlignTop)
 
-    def _facts(self, computer: Mapping[str, Any]) -> list[str]:
+    def _facts(self) -> list[str]:
         entry = self.entry
         facts = [entry.detail]
         if entry.disk_bytes:
@@ -108,9 +121,6 @@ class LibraryRow(QFrame):
             facts.append(tr("{count} tokens of context", count=count_words(entry.context)))
         if entry.licence:
             facts.append(entry.licence)
-        speed = forecast_tps(entry, float(computer.get("benchmark", {}).get("read_bandwidth_gb_per_s", 0.0)))
-        if speed:
-            facts.append(tr("up to {speed} tokens/s here", speed=f"{speed:.0f}"))
         return facts
 
     def _show_menu(self, place: QPoint) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QCursor
-from PySide6.QtWidgets import QFileDialog, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QMenu, QVBoxLayout, QWidget
 
 from engine.settings import Conversion
 from gui.bridge import Inspected, ModelEntry
@@ -17,9 +17,10 @@ from gui.kit.dialogs import confirm
 from gui.kit.i18n import tr
 from gui.kit.layout import Page, clear
 from gui.kit.words import error_words, size_words
+from gui.models.compare import CompareCard
 from gui.models.drop_zone import DropZone
 from gui.models.jobs import JobCard
-from gui.models.library import LibraryRow, reveal_path
+from gui.models.library import LibraryRow, reveal_path, speed_words
 from gui.models.report import ReportCard
 from gui.session import Session
 from gui.tasks import Diagnosed, Verified, diagnose, verify
@@ -59,10 +60,18 @@ class ModelsPage(Page):
         self._library = QVBoxLayout()
         self._library.setSpacing(10)
         self.column.addLayout(self._library)
-        self._folder = button(tr("Show the library's folder"), "tiny")
-        self._folder.setObjectName("revealLibrary")
-        self._folder.clicked.connect(self._reveal_library)
-        self.column.addWidget(self._folder, 0, Qt.AlignmentFlag.AlignLeft)
+        below = QHBoxLayout()
+        below.setSpacing(10)
+        folder = button(tr("Show the library's folder"), "tiny")
+        folder.setObjectName("revealLibrary")
+        folder.clicked.connect(self._reveal_library)
+        below.addWidget(folder)
+        self._compare = button(tr("Compare two models blindly…"), "tiny")
+        self._compare.setObjectName("compareModels")
+        self._compare.clicked.connect(self.open_comparison)
+        below.addWidget(self._compare)
+        below.addStretch(1)
+        self.column.addLayout(below)
         self.column.addStretch(1)
         session.bridge.event.connect(self._apply)
         session.library_changed.connect(self._show_library)
@@ -134,7 +143,9 @@ class ModelsPage(Page):
                     )
                 else:
                     self._report = event.report
-                    self._show_card(ReportCard(event.report, self._start, self._chat, self._dismiss))
+                    speed = self._session.preferences.values.bandwidth_gb
+                    card = ReportCard(event.report, self._start, self._chat, self._dismiss, bandwidth_gb=speed)
+                    self._show_card(card)
             case Diagnosed(facts=facts) if facts:
                 self._computer = {**self._computer, **facts}
                 self._show_library()
@@ -157,6 +168,14 @@ class ModelsPage(Page):
         self._report = None
         self._clear_card()
         self.drop_zone.show_idle()
+
+    def open_comparison(self) -> None:
+        """Let two models answer the same message."""
+        self._dismiss()
+        card = CompareCard(self._session, self._dismiss)
+        self._show_card(card)
+        self.ensureVisible(0, 0)
+        card.setFocus()
 
     def _show_card(self, card: QWidget) -> None:
         self._clear_card()
@@ -207,11 +226,15 @@ class ModelsPage(Page):
         clear(self._library)
         entries = (*self._session.models, *self._session.broken)
         for entry in entries:
-            row = LibraryRow(entry, self._computer)
+            row = LibraryRow(entry, self._computer, speed_words(entry, self._session.preferences.values))
             row.asked.connect(lambda action, entry=entry: self._do_with_model(action, entry))
             self._library.addWidget(row)
         if not entries:
             self._library.addWidget(label(tr("Models you convert are kept here."), "muted"))
+        self._compare.setVisible(len(self._session.models) > 1)
+        comparison: CompareCard
+        for comparison in self.findChildren(CompareCard):
+            comparison.show_models(self._session.models)
         self._show_use()
 
     def _show_use(self) -> None:

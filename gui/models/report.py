@@ -1,4 +1,4 @@
-"""What a model is, what it needs, and the choice of quality."""
+"""The first steps of adding a model: what it is and needs, and the choice of quality."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from PySide6.QtWidgets import (
 from typing_extensions import override
 
 from engine.settings import Conversion
-from gui.kit.controls import IconButton, button, label, small_icon
+from gui.kit.controls import Elided, IconButton, LineEdit, button, label, small_icon
 from gui.kit.i18n import tr
 from gui.kit.theme import look
-from gui.kit.words import count_words, parameter_words, size_words
+from gui.kit.words import count_words, duration_words, engine_words, joined, parameter_words, size_words
+from gui.models.steps import MODEL, QUALITY, Steps
 
 if TYPE_CHECKING:
     from engine import api
@@ -36,7 +37,10 @@ _SMALL_CONTEXT = 4096
 
 
 class ReportCard(QFrame):
-    """What a model is, what it will need, and the choice of quality."""
+    """The first two steps of adding a model: what it is, and the choice of quality.
+
+    bandwidth_gb: what this computer reads of its memory in a second, for a forecast; 0 when not measured
+    """
 
     def __init__(
         self,
@@ -44,14 +48,17 @@ class ReportCard(QFrame):
         start: Callable[[Conversion], None],
         chat: Callable[[Path], None],
         dismiss: Callable[[], None],
+        *,
+        bandwidth_gb: float = 0.0,
     ) -> None:
         super().__init__()
         self.setProperty("role", "card")
         self.setObjectName("reportCard")
+        self._report = report
+        self._bandwidth = bandwidth_gb
         self.column = QVBoxLayout(self)
         self.column.setContentsMargins(24, 20, 24, 22)
         self.column.setSpacing(14)
-        self._report = report
         head = QHBoxLayout()
         name = label(report.name, "name", wrap=True)
         name.setObjectName("reportName")
@@ -61,57 +68,103 @@ class ReportCard(QFrame):
         close.clicked.connect(dismiss)
         head.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
         self.column.addLayout(head)
-        self.column.addWidget(_Facts(report))
-        self._said = QVBoxLayout()
-        self._said.setSpacing(8)
-        self.column.addLayout(self._said)
-        for problem in report.problems:
-            self.say(problem.sentence, serious=problem.fatal)
-        self._qualities = QButtonGroup(self)
-        self._group = QComboBox()
+        self._converts = report.usable and bool(report.sizes)
+        self._pages = (self._make_model(), self._make_quality()) if self._converts else (self._make_model(),)
+        if self._converts:
+            self._steps = Steps(MODEL)
+            self.column.addWidget(self._steps)
+        for page in self._pages:
+            self.column.addWidget(page)
         row = QHBoxLayout()
-        if report.usable and report.sizes:
-            self._add_choices()
-            go = button(tr("Convert"), "primary")
-            go.setObjectName("convert")
-            go.clicked.connect(lambda: start(self._chosen().conversion))
-            row.addWidget(go)
+        row.setSpacing(10)
+        if self._converts:
+            self._add_ways(row, start)
         elif report.usable:
             go = button(tr("Chat with it"), "primary", "chat", "on_accent")
             go.setObjectName("chatWith")
             go.clicked.connect(lambda: chat(report.path))
             row.addWidget(go)
-        row.addStretch(1)
+            row.addStretch(1)
         self.column.addLayout(row)
+        if self._converts:
+            self._show_choice()
+            self._show_page(MODEL)
 
-    def say(self, sentence: str, *, serious: bool) -> None:
-        """Add a line about something found."""
+    # ---- the steps
+
+    def _add_ways(self, row: QHBoxLayout, start: Callable[[Conversion], None]) -> None:
+        self._go = button(tr("Convert"), "primary")
+        self._go.setObjectName("convert")
+        self._go.clicked.connect(lambda: start(self._conversion()))
+        row.addWidget(self._go)
+        self._choose = button(tr("Choose the quality…"))
+        self._choose.setObjectName("chooseQuality")
+        self._choose.clicked.connect(lambda: self._show_page(QUALITY))
+        row.addWidget(self._choose)
+        self._back = button(tr("Back"))
+        self._back.setObjectName("backToModel")
+        self._back.clicked.connect(lambda: self._show_page(MODEL))
+        row.addWidget(self._back)
+        self._brief = Elided("caption")
+        self._brief.setObjectName("reportBrief")
+        row.addWidget(self._brief)
+        row.addStretch(1)
+
+    def _show_page(self, step: int) -> None:
+        had_focus = self._choose.hasFocus() or self._back.hasFocus()
+        self._steps.show_step(step)
+        for number, page in enumerate(self._pages):
+            page.setVisible(number == step)
+        self._choose.setVisible(step == MODEL)
+        self._back.setVisible(step == QUALITY)
+        self._brief.setVisible(step == MODEL)
+        if had_focus:
+            (self._qualities.checkedButton() if step == QUALITY else self._choose).setFocus()
+
+    def _make_model(self) -> QWidget:
+        """What the model is, and whether it can be used."""
+        report = self._report
+        page = QWidget()
+        column = QVBoxLayout(page)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(14)
+        column.addWidget(_Facts(report))
+        said = QVBoxLayout()
+        said.setSpacing(8)
+        if not report.usable:
+            verdict = tr("It cannot be used like this:")
+        elif not report.sizes:
+            verdict = tr("It is ready to be used.")
+        elif report.problems:
+            verdict = tr("It can be converted. Worth knowing:")
+        else:
+            verdict = tr("Nothing is missing: it can be converted.")
+        said.addWidget(label(verdict, "strong", wrap=True))
+        said.itemAt(0).widget().setObjectName("reportVerdict")
+        for problem in report.problems:
+            said.addLayout(_finding(engine_words(problem.sentence), serious=problem.fatal))
+        column.addLayout(said)
+        return page
+
+    def _make_quality(self) -> QWidget:
+        """The choice of quality, with what each costs."""
+        page = QWidget()
+        column = QVBoxLayout(page)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(12)
         row = QHBoxLayout()
         row.setSpacing(10)
-        sign = small_icon("error" if serious else "warning", "danger" if serious else "warning")
-        row.addWidget(sign, 0, Qt.AlignmentFlag.AlignTop)
-        text = label(sentence, wrap=True)
-        text.setObjectName("reportProblem")
-        text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        row.addWidget(text, 1)
-        self._said.addLayout(row)
-
-    def _add_choices(self) -> None:
-        line = QFrame()
-        line.setProperty("role", "line")
-        self.column.addWidget(line)
-        self.column.addWidget(label(tr("Quality"), "heading"))
-        row = QHBoxLayout()
-        row.setSpacing(10)
+        self._qualities = QButtonGroup(self)
         for bits in dict.fromkeys(size.conversion.bits for size in self._report.sizes):
             choice = _QualityButton(bits)
             self._qualities.addButton(choice, bits)
             row.addWidget(choice, 1)
-        self.column.addLayout(row)
+        column.addLayout(row)
         line_of_group = QHBoxLayout()
         line_of_group.setSpacing(10)
         self._group_label = label(tr("Weights per scale"))
         line_of_group.addWidget(self._group_label)
+        self._group = QComboBox()
         self._group.setObjectName("groupSize")
         self._group.setAccessibleName(tr("Weights per scale"))
         for group in sorted({size.conversion.group_size for size in self._report.sizes if size.conversion.bits != 16}):
@@ -119,15 +172,29 @@ class ReportCard(QFrame):
         line_of_group.addWidget(self._group)
         self._group_help = label(tr("Fewer is more exact and larger."), "caption", wrap=True)
         line_of_group.addWidget(self._group_help, 1)
-        self.column.addLayout(line_of_group)
+        column.addLayout(line_of_group)
+        rules = QHBoxLayout()
+        rules.setSpacing(10)
+        rules.addWidget(label(tr("Exceptions")))
+        self._rules = LineEdit()
+        self._rules.setObjectName("keepRules")
+        self._rules.setAccessibleName(tr("Exceptions"))
+        self._rules.setPlaceholderText("head=q8 *.attention.*=f16")
+        help_text = tr("Tensors that keep another format, as name=format; the last rule that fits counts.")
+        self._rules.setToolTip(help_text)
+        self._rules.setAccessibleDescription(help_text)
+        rules.addWidget(self._rules, 1)
+        column.addLayout(rules)
         self._need = label("", "muted", wrap=True)
         self._need.setObjectName("reportNeed")
-        self.column.addWidget(self._need)
-        self._qualities.idToggled.connect(lambda _identity, _on: self._show_choice())
-        self._group.currentIndexChanged.connect(lambda _index: self._show_choice())
+        column.addWidget(self._need)
         self._qualities.buttons()[0].setChecked(True)
         self._group.setCurrentIndex(max(0, self._group.findData(Conversion().group_size)))
-        self._show_choice()
+        self._qualities.idToggled.connect(lambda _identity, _on: self._show_choice())
+        self._group.currentIndexChanged.connect(lambda _index: self._show_choice())
+        return page
+
+    # ---- the choice
 
     def _size(self, bits: int) -> api.SizeChoice:
         """The size for these bits with the group that is chosen."""
@@ -137,15 +204,26 @@ class ReportCard(QFrame):
     def _chosen(self) -> api.SizeChoice:
         return self._size(self._qualities.checkedId())
 
+    def _conversion(self) -> Conversion:
+        return self._chosen().conversion.model_copy(update={"keep": tuple(self._rules.text().split())})
+
     def _show_choice(self) -> None:
         for choice in self._qualities.buttons():
             assert isinstance(choice, _QualityButton)
-            choice.show_size(self._size(choice.bits).file_bytes)
+            size = self._size(choice.bits)
+            choice.show_size(size.file_bytes, size.seconds)
         chosen = self._chosen()
         for widget in (self._group_label, self._group, self._group_help):
             widget.setVisible(chosen.conversion.bits != 16 and self._group.count() > 1)
+        takes = size_words(chosen.file_bytes)
+        brief = [tr("{bits} bits", bits=chosen.conversion.bits), takes]
+        said = [tr("The new file takes {size}.", size=takes)]
+        if chosen.seconds:
+            time = duration_words(chosen.seconds)
+            brief.append(tr("about {time}", time=time))
+            said.append(tr("Making it takes about {time}.", time=time))
+        self._brief.show_text(" · ".join(brief))
         memory = self._report.memory_bytes
-        said = [tr("The new file takes {size}.", size=size_words(chosen.file_bytes))]
         if memory:
             context = min(memory, key=lambda tokens: abs(tokens - _SMALL_CONTEXT))
             sizes = self._report.sizes
@@ -162,7 +240,23 @@ class ReportCard(QFrame):
             )
             if needed > free:
                 said.append(tr("That is more than is free: choose a smaller format, or close other programs."))
-        self._need.setText(" ".join(said))
+        if self._bandwidth:
+            speed = self._bandwidth * 1e9 / chosen.file_bytes
+            said.append(tr("It can write up to {speed} tokens/s here.", speed=f"{speed:.0f}"))
+        self._need.setText(joined(said))
+
+
+def _finding(sentence: str, *, serious: bool) -> QHBoxLayout:
+    """A line about something found."""
+    row = QHBoxLayout()
+    row.setSpacing(10)
+    sign = small_icon("error" if serious else "warning", "danger" if serious else "warning")
+    row.addWidget(sign, 0, Qt.AlignmentFlag.AlignTop)
+    text = label(sentence, wrap=True)
+    text.setObjectName("reportProblem")
+    text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    row.addWidget(text, 1)
+    return row
 
 
 class _QualityButton(QAbstractButton):
@@ -185,9 +279,11 @@ class _QualityButton(QAbstractButton):
         self._words = words[bits]
         self._size = ""
 
-    def show_size(self, count: int) -> None:
-        """Show how large the file becomes."""
+    def show_size(self, count: int, seconds: float) -> None:
+        """Show how large the file becomes, and how long that takes where known."""
         self._size = size_words(count)
+        if seconds:
+            self._size += " · " + tr("about {time}", time=duration_words(seconds))
         self.setAccessibleName(f"{self.text()}, {self._size}, {self._words}")
         self.setToolTip(self._words)
         self.update()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,19 @@ from PySide6.QtWidgets import (
     QPlainTextEdit,
     QProgressBar,
     QVBoxLayout,
+    QWidget,
 )
 from typing_extensions import override
 
 from engine.folders import log_folder
-from gui.data.machine import advice, connections, sample, write_bundle
+from gui.data.machine import BYTES_PER_PARAMETER, advice, connections, sample, write_bundle
 from gui.kit.controls import button, label, small_icon
 from gui.kit.i18n import tr
 from gui.kit.layout import Page, card, clear
-from gui.kit.plots import Bars, Plot
+from gui.kit.plots import Bars, Columns, Plot, Roofline
 from gui.kit.theme import code_font
 from gui.kit.timing import timer
-from gui.kit.words import count_words, size_words
+from gui.kit.words import count_words, engine_words, parameter_words, size_words
 from gui.models.library import forecast_tps, reveal_path
 from gui.session import Session
 from gui.tasks import Diagnosed, Measured, Tuned, diagnose, measure, tune
@@ -39,6 +40,8 @@ _WIDTH = 860
 _LOOK_MS = 1000
 _KEPT = 40  # measurements
 _LOG_LINES = 200
+_OPERATIONS = 8  # that take most of the time
+_SIZES_BILLIONS = (0.5, 1.5, 3, 7, 14)
 
 
 class DiagnosticsPage(Page):
@@ -96,7 +99,7 @@ class DiagnosticsPage(Page):
         row.addWidget(self._bandwidth)
         self._tune = button(tr("Find the best number of threads"))
         self._tune.setObjectName("autotune")
-        self._tune.clicked.connect(self._start_tuning)
+        self._tune.clicked.connect(self.tune_threads)
         row.addWidget(self._tune)
         row.addStretch(1)
         column.addLayout(row)
@@ -127,13 +130,41 @@ class DiagnosticsPage(Page):
         self._bars = Bars("forecastBars")
         column.addWidget(self._bars)
         self._bars_words = label(
-            tr("Light: what the memory's speed allows. Dark: what was measured."), "caption", wrap=True
+            tr("Pale: what the memory's speed allows. Strong: what was measured."), "caption", wrap=True
         )
         column.addWidget(self._bars_words)
+        self._roofline = Roofline("roofline")
+        column.addWidget(self._roofline)
+        self._roofline_words = label(
+            tr(
+                "Slanted: what the memory's speed allows, by how much is computed with each byte read. Dashed: the most"
+                " that was computed here. Writing one token is bound by the memory, reading a prompt by the cores."
+            ),
+            "caption",
+            wrap=True,
+        )
+        column.addWidget(self._roofline_words)
+        self._make_profile(column)
         self._history = label("", "caption", wrap=True)
         self._history.setObjectName("benchmarkHistory")
         column.addWidget(self._history)
         self.column.addWidget(made)
+
+    def _make_profile(self, column: QVBoxLayout) -> None:
+        self._profile = QWidget()
+        inside = QVBoxLayout(self._profile)
+        inside.setContentsMargins(0, 6, 0, 0)
+        inside.setSpacing(10)
+        self._profile_title = label("", "strong", wrap=True)
+        inside.addWidget(self._profile_title)
+        self._operations = Bars("operationBars")
+        inside.addWidget(self._operations)
+        words = tr("By kind of operation. Strong: share of the time of writing a token. Pale: of reading a prompt.")
+        inside.addWidget(label(words, "caption", wrap=True))
+        self._layers = Columns("layerColumns", tr("Milliseconds in each layer, writing one token"))
+        inside.addWidget(self._layers)
+        self._profile.hide()
+        column.addWidget(self._profile)
 
     def _make_network(self) -> None:
         made, column = card(tr("Network"))
@@ -201,7 +232,8 @@ class DiagnosticsPage(Page):
         self._measure.setEnabled(False)
         self._session.bridge.task("measure", lambda api, stop: measure(api, stop, path, settings))
 
-    def _start_tuning(self) -> None:
+    def tune_threads(self) -> None:
+        """Find the number of threads that suits this computer, with the model that is chosen."""
         path = Path(self._model.currentData() or "")
         if not path.name:
             return
@@ -244,7 +276,8 @@ class DiagnosticsPage(Page):
             self._say(event.sentence)
             return
         name = event.path.stem
-        row = {"model": name, "at_s": time.time(), **event.facts}
+        facts = {key: value for key, value in event.facts.items() if key != "profile"}
+        row = {"model": name, "at_s": time.time(), **facts}
         kept = [*self._session.preferences.values.benchmarks, row][-_KEPT:]
         self._session.preferences.change(benchmarks=kept)
         self._say(
@@ -257,6 +290,7 @@ class DiagnosticsPage(Page):
         )
         self._show_history()
         self._show_forecast()
+        self._show_profile(name, event.facts.get("profile", {}))
 
     def _say(self, words: str) -> None:
         self._said.setText(words)
@@ -287,12 +321,18 @@ class DiagnosticsPage(Page):
             self._advice.addLayout(row)
 
     def _show_forecast(self) -> None:
-        found = self._facts.get("benchmark", {})
-        rate = float(found.get("read_bandwidth_gb_per_s") or 0)
+        rate = self._session.preferences.values.bandwidth_gb
         if rate:
-            allowed = " · ".join(f"{size}: {speed:.0f}" for size, speed in found.get("forecast_tps", {}).items())
+            allowed = " · ".join(
+                f"{parameter_words(round(billions * 1e9))}: {rate / (billions * BYTES_PER_PARAMETER):.0f}"
+                for billions in _SIZES_BILLIONS
+            )
             self._speed_words.setText(
-                tr("Memory is read at {rate} GB/s. That allows, in tokens/s: {list}", rate=f"{rate:.1f}", list=allowed)
+                tr(
+                    "Memory is read at {rate} GB/s. At 4 bits that allows, in tokens/s: {list}",
+                    rate=f"{rate:.1f}",
+                    list=allowed,
+                )
             )
         measured = {row["model"]: float(row["decode_tps"]) for row in self._session.preferences.values.benchmarks}
         rows = []
@@ -305,6 +345,47 @@ class DiagnosticsPage(Page):
         self._bars.show_rows(rows)
         self._bars.setVisible(bool(rows))
         self._bars_words.setVisible(bool(rows))
+        points = self._roofline_points()
+        self._roofline.show_points(rate * 1e9, points)
+        self._roofline.setVisible(bool(rate and points))
+        self._roofline_words.setVisible(bool(rate and points))
+
+    def _roofline_points(self) -> list[tuple[str, float, float]]:
+        """(name, operations per byte of weights, operations per second) of what was measured last of each model."""
+        entries = {entry.path.stem: entry for entry in self._session.models if entry.parameters and entry.disk_bytes}
+        latest = {row["model"]: row for row in self._session.preferences.values.benchmarks}
+        points = []
+        for name, row in latest.items():
+            entry = entries.get(name)
+            if entry is None:
+                continue
+            operations = 2 * entry.parameters  # a product and a sum for each weight
+            for tokens, speed in ((1, row.get("decode_tps")), (row.get("prompt_tokens"), row.get("prefill_tps"))):
+                if tokens and speed:
+                    points.append((entry.name, operations * tokens / entry.disk_bytes, operations * float(speed)))
+        return points
+
+    def _show_profile(self, name: str, profile: Mapping[str, Any]) -> None:
+        """Where the time of a step of this model goes."""
+        self._profile.setVisible(bool(profile))
+        if not profile:
+            return
+        self._profile_title.setText(tr("Where the time goes: {name}", name=name))
+        shares = {step: _shares(rows) for step, rows in profile.items()}
+        decode, prefill = shares["decode"], shares["prefill"]
+        most = sorted(decode, key=lambda operation: -decode[operation])[:_OPERATIONS]
+        self._operations.show_rows(
+            [
+                (operation, prefill.get(operation, 0.0), decode[operation],
+                 f"{decode[operation]:.0%} · {prefill.get(operation, 0.0):.0%}")
+                for operation in most
+            ]
+        )  # fmt: skip
+        of_layer: dict[int, float] = {}
+        for row in profile["decode"]:
+            if row["layer"] is not None:
+                of_layer[row["layer"]] = of_layer.get(row["layer"], 0.0) + row["seconds"] * 1000
+        self._layers.show_values([of_layer[layer] for layer in sorted(of_layer)])
 
     def _show_history(self) -> None:
         lines = []
@@ -390,12 +471,21 @@ class DiagnosticsPage(Page):
         self._timer.stop()
 
 
+def _shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The share of each kind of operation in the time of a step."""
+    total = sum(row["seconds"] for row in rows) or 1.0
+    found: dict[str, float] = {}
+    for row in rows:
+        found[row["operation"]] = found.get(row["operation"], 0.0) + row["seconds"] / total
+    return found
+
+
 def _fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     cpu, memory = facts.get("cpu", {}), facts.get("memory", {})
     tiers = cpu.get("tiers", [])
     rows = [
         (tr("Processor"), f"{cpu.get('name', '')} ({cpu.get('architecture', '')})"),
-        (tr("Instructions"), f"{tiers[-1] if tiers else ''} – {cpu.get('tier_reason', '')}"),
+        (tr("Instructions"), f"{tiers[-1] if tiers else ''} – {engine_words(str(cpu.get('tier_reason', '')))}"),
         (
             tr("Cores"),
             tr(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import (
     QFileDialog,
@@ -33,12 +33,24 @@ from gui.tasks import Moved, move_library
 __all__ = ["ENGINE", "GENERAL", "SettingsPage"]
 
 GENERAL = ("language", "theme", "text_size", "send_on_enter", "overflow", "keep_probabilities")
-ENGINE = ("threads", "free_cores", "context", "kv", "load", "max_batch_size")
+ENGINE = (
+    "threads",
+    "free_cores",
+    "context",
+    "kv",
+    "load",
+    "max_batch_size",
+    "speculation",
+    "draft",
+    "snapshot_mb",
+)
 _WIDTH = 640
 
 
 class SettingsPage(Page):
-    """What the user can set once for all conversations."""
+    """What the user can set once for all conversations. `tune_asked`: look for the best number of threads."""
+
+    tune_asked = Signal()
 
     def __init__(self, session: Session) -> None:
         super().__init__("settingsPage", tr("Settings"), _WIDTH)
@@ -58,7 +70,12 @@ class SettingsPage(Page):
         made, column = card(tr("Engine"))
         column.addWidget(self._engine)
         again = QHBoxLayout()
+        again.setSpacing(10)
         again.addWidget(label(tr("Takes effect when a model is loaded."), "caption", wrap=True), 1)
+        tune = button(tr("Find the best number of threads"))
+        tune.setObjectName("tuneThreads")
+        tune.clicked.connect(self.tune_asked)
+        again.addWidget(tune)
         self._again = button(tr("Load the model again"))
         self._again.setObjectName("reloadModel")
         self._again.clicked.connect(session.reload_model)
