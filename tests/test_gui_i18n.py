@@ -88,7 +88,7 @@ def test_what_the_engine_says_is_translated_as_it_says_it(file):
     telling = [
         re.compile(".+".join(map(re.escape, sentence.split("{}"))))
         for sentence in said
-        if "{}" in sentence and len(sentence.replace("{}", "")) >= 20
+        if 0 < sentence.count("{}") < 4 and len(sentence.replace("{}", "")) >= 20
     ]
     for sentence, translation in json.loads(file.read_text("utf-8")).items():
         plain = re.sub(r"{\w+}", "{}", sentence)

@@ -23,6 +23,8 @@ __all__ = ["LANGUAGES", "language", "set_language", "tr", "translated"]
 
 LANGUAGES = {"en": "English", "zh_CN": "简体中文"}
 
+_LONGEST = 2000  # characters of an engine's sentence; what a hostile file puts there must not keep the window busy
+
 _sentences: dict[str, str] = {}
 _language = ["en"]
 
@@ -69,6 +71,8 @@ def translated(sentence: str) -> str | None:
     """A sentence of the engine in the language in force; None where that is not known."""
     if _language[0] == "en":
         return sentence
+    if len(sentence) > _LONGEST:
+        return None
     for pattern, said in _patterns(_language[0]):
         found = pattern.fullmatch(sentence)
         if found is not None:
