@@ -62,6 +62,7 @@ class Sampler:
     ) -> None:
         self.vocab_size = vocab_size
         self._missing = np.zeros(0, np.int64) if missing is None else missing
+        self._missing_ids = frozenset(self._missing.tolist())
         self._penalised = np.ones(vocab_size, np.bool_)
         self._penalised[[token for token in unpenalised if 0 <= token < vocab_size]] = False
         # The row is worked on in blocks: entry i belongs to block i % blocks, so that maxima are taken side by side.
@@ -95,6 +96,11 @@ class Sampler:
         Raises:
             InternalError: the row holds NaN, or nothing that can be drawn
         """
+        plain = not bias and allowed is None and alternatives is None and not _penalises(sampling)
+        if plain and sampling.temperature < _GREEDY_BELOW:
+            token = int(logits.argmax())  # of NaN, if there is one
+            if logits[token] > -np.inf and token not in self._missing_ids:
+                return Draw(token)
         row = self._scratch[: self.vocab_size]
         with np.errstate(over="ignore"):  # a float64 or penalised logit beyond float32 becomes infinite, and may
             row[:] = logits
@@ -121,15 +127,14 @@ class Sampler:
         return self._report(raw, token, alternatives or 0)
 
     def _penalise(self, row: npt.NDArray[np.float32], sampling: Sampling, history: Ids) -> None:
+        if not _penalises(sampling):
+            return
         repetition, presence, frequency = (
             sampling.repetition_penalty,
             sampling.presence_penalty,
             sampling.frequency_penalty,
         )
-        window = sampling.repetition_window
-        if window == 0 or (repetition == 1.0 and presence == 0.0 and frequency == 0.0):
-            return
-        ids, counts = np.unique(history[-window:], return_counts=True)
+        ids, counts = np.unique(history[-sampling.repetition_window :], return_counts=True)
         spared = self._penalised[ids]
         ids, counts = ids[spared], counts[spared]
         values = row[ids].astype(np.float64)
@@ -193,6 +198,12 @@ class Sampler:
         total = log(float(np.cumsum(exp(scaled))[-1]))
         rivals = self._largest(min(alternatives, self.vocab_size)) if alternatives else np.zeros(0, np.int64)
         return Draw(token, float(scaled[token]) - total, tuple((int(i), float(scaled[i]) - total) for i in rivals))
+
+
+def _penalises(sampling: Sampling) -> bool:
+    """Whether tokens that have occurred are treated otherwise."""
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    return sampling.repetition_window != 0 and penalties != (1.0, 0.0, 0.0)
 
 
 def _scaled(row: npt.NDArray[np.float32], top: float, temperature: float) -> Floats:

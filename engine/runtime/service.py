@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ Told = TypeVar("Told")
 
 log = logging.getLogger(__name__)
 _JOIN_S = 3.0
+_SWITCH_S = 0.0005
 _QUIET_S = 1.0
 
 
@@ -64,6 +66,8 @@ class Service:
         self._early: dict[str, tuple[Request, Sink]] = {}  # submitted while a model is loading
         self._coming: set[str] = set()  # submitted, and still in the inbox
         self._untidy = False  # pages may wait for being written to disk
+        # When a step is through, a thread that is busy in Python, a window's say, holds the interpreter for so long.
+        sys.setswitchinterval(_SWITCH_S)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
