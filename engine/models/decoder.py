@@ -280,8 +280,21 @@ class Decoder:
         self._state[words["scratch"]] = self._room(bytes_per_thread * team.members).ctypes.data
         self._state[words["scratch_bytes"]] = bytes_per_thread
         self._words = words
+        # What a batch says is copied to places that the state knows: numpy takes long to tell an address.
+        self._ids, self._positions = np.zeros(max_tokens, np.int32), np.zeros(max_tokens, np.int32)
+        self._wanted, self._token_tables = np.zeros(max_wanted, np.int32), np.zeros(max_tokens, np.int64)
+        self._pages, self._pages_at = np.zeros(0, np.int32), 0  # grow to what batches bring
         self._segments = np.zeros((max_sequences, 4), np.int64)
-        self._state[words["segment_table"]] = self._segments.ctypes.data
+        self._counting = np.arange(max_sequences)
+        places: dict[str, NDArray[np.int32] | NDArray[np.int64]] = {
+            "ids": self._ids,
+            "positions": self._positions,
+            "wanted_rows": self._wanted,
+            "token_tables": self._token_tables,
+            "segment_table": self._segments,
+        }
+        for name, array in places.items():
+            self._state[words[name]] = array.ctypes.data
 
     # ------------------------------------------------------------------ running
 
@@ -296,25 +309,29 @@ class Decoder:
         assert tokens <= self.max_tokens, f"a batch of {tokens} tokens exceeds {self.max_tokens}"
         assert sequences <= self.max_sequences, f"a batch of {sequences} sequences exceeds {self.max_sequences}"
         assert wanted <= self.max_wanted, f"{wanted} rows of logits exceed {self.max_wanted}"
-        tables = np.ascontiguousarray(batch.tables, np.int32)
-        rows_of_tables: NDArray[np.int64] = tables.ctypes.data + batch.sequence_of.astype(np.int64) * tables.strides[0]
-        starts = np.flatnonzero(np.diff(batch.sequence_of, prepend=-1))
-        segments = self._segments[: len(starts)]
-        segments[:, 0] = starts
-        segments[:, 1] = np.diff(starts, append=tokens)
-        segments[:, 2] = batch.positions[starts]
-        segments[:, 3] = rows_of_tables[starts]
-        arrays: dict[str, NDArray[np.int32] | NDArray[np.int64]] = {
-            "ids": np.ascontiguousarray(batch.ids, np.int32),
-            "positions": np.ascontiguousarray(batch.positions, np.int32),
-            "wanted_rows": np.ascontiguousarray(batch.wanted, np.int32),
-            "token_tables": rows_of_tables,
-        }
+        self._ids[:tokens], self._positions[:tokens], self._wanted[:wanted] = batch.ids, batch.positions, batch.wanted
+        if batch.tables.size > self._pages.size:
+            self._pages = np.zeros(batch.tables.size, np.int32)
+            self._pages_at = int(self._pages.ctypes.data)
+        self._pages[: batch.tables.size] = batch.tables.ravel()
+        table_bytes = 4 * batch.tables.shape[1]
+        tables, segments = self._token_tables[:tokens], self._segments
+        if tokens == sequences:  # of each sequence one
+            count = tokens
+            np.multiply(self._counting[:count], table_bytes, out=tables)
+            tables += self._pages_at
+            segments[:count, 0], segments[:count, 1] = self._counting[:count], 1
+            segments[:count, 2], segments[:count, 3] = batch.positions, tables
+        else:
+            np.multiply(batch.sequence_of, table_bytes, out=tables)
+            tables += self._pages_at
+            starts = np.flatnonzero(np.diff(batch.sequence_of, prepend=-1))
+            count = len(starts)
+            segments[:count, 0], segments[:count, 1] = starts, np.diff(starts, append=tokens)
+            segments[:count, 2], segments[:count, 3] = batch.positions[starts], tables[starts]
         state, words = self._state, self._words
-        for name, array in arrays.items():
-            state[words[name]] = array.ctypes.data
         state[words["routed"]] = tokens * self._chosen
-        state[words["tokens"]], state[words["wanted"]], state[words["segments"]] = tokens, wanted, len(starts)
+        state[words["tokens"]], state[words["wanted"]], state[words["segments"]] = tokens, wanted, count
         self._run(state)
         return self._logits[:wanted, : self.spec.vocab_size]
 

@@ -267,24 +267,28 @@ class Scheduler:
         ]
 
     def _plan(self, spans: tuple[Span, ...]) -> Plan:
-        counts = [span.tokens for span in spans]
-        ends = np.cumsum(counts)
-        wanted = [np.arange(end - span.rows, end) for end, span in zip(ends, spans, strict=True)]
+        # Lists, and each made an array once: between steps, small operations of numpy cost more than the numbers.
         tables = self._tables[: len(spans)]
-        for row, span in enumerate(spans):
-            tables[row, : len(span.sequence.pages)] = span.sequence.pages
         ids: list[Ids] = []
-        for span in spans:
-            ids += (span.sequence.ids[span.start : span.start + span.count], span.guess)
+        positions: list[int] = []
+        sequence_of: list[int] = []
+        wanted: list[int] = []
+        for row, span in enumerate(spans):
+            sequence, end = span.sequence, span.start + span.tokens
+            tables[row, : len(sequence.pages)] = sequence.pages
+            ids.append(sequence.ids[span.start : span.start + span.count])
+            if span.guess.size:
+                ids.append(span.guess)
+            positions += range(span.start, end)
+            sequence_of += [row] * span.tokens
+            wanted += range(len(positions) - span.rows, len(positions))
         batch = Batch(
             ids=np.concatenate(ids),
-            positions=np.concatenate(
-                [np.arange(span.start, span.start + span.tokens, dtype=np.int32) for span in spans]
-            ),
-            sequence_of=np.repeat(np.arange(len(spans), dtype=np.int32), counts),
+            positions=np.array(positions, np.int32),
+            sequence_of=np.array(sequence_of, np.int32),
             tables=tables,
             lengths=np.array([span.start + span.tokens for span in spans], np.int32),
-            wanted=np.concatenate(wanted).astype(np.int32),
+            wanted=np.array(wanted, np.int32),
         )
         return Plan(batch, spans)
 
