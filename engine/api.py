@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, get_args, overload
 
 from engine import errors
@@ -588,11 +588,15 @@ def diagnose(*, benchmark: bool = False) -> dict[str, Any]:
 
 
 def answer_reader(
-    tools: Sequence[str] = (), think: tuple[str, str] | None = None, *, thinking: bool = False
+    tools: Mapping[str, Mapping[str, Any] | None] = MappingProxyType({}),
+    think: tuple[str, str] | None = None,
+    *,
+    thinking: bool = False,
 ) -> AnswerReader:
     """What takes an answer's text apart: `push(text)` and `finish()` give its parts.
 
-    tools: functions that may be called. think: `LoadedModel.think`. thinking: `Started.thinking`.
+    tools: functions that may be called, with the schemas of their parameters. think: `LoadedModel.think`.
+    thinking: `Started.thinking`.
     """
     from engine.text.reader import AnswerReader
 

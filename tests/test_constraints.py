@@ -18,8 +18,9 @@ from engine.runtime.loop import Loop
 from engine.runtime.model import Model
 from engine.runtime.sampler import Sampler
 from engine.settings import Sampling
-from engine.text.dialect import Dialect
-from engine.text.grammar import Grammars
+from engine.text.dialect import _STYLES, CallStyle, Dialect
+from engine.text.grammar import Grammar, Grammars
+from engine.text.reader import AnswerReader
 from engine.text.tokenizer import Tokenizer
 from tests.factory import tok_json
 from tests.fakes import END, VOCAB, Ear, saying, tokenizer_files, toy
@@ -176,8 +177,14 @@ def test_control_tokens_and_ids_without_a_token_are_never_text() -> None:
     assert allowed[:0x80].all()
 
 
+def wanted(parameters: Any, *, required: bool = True, instead: Any = None) -> str:
+    """A constraint of the kind "tools"; one of them, time."""
+    tools = [{"name": "time", "parameters": parameters}]
+    return json.dumps({"tools": tools, "required": required, "instead": instead})
+
+
 def test_a_call_is_written_in_the_familys_way() -> None:
-    tools = json.dumps([{"name": "time", "parameters": {"type": "object", "properties": {"z": {"type": "integer"}}}}])
+    tools = wanted({"type": "object", "properties": {"z": {"type": "integer"}}})
     marked = grammars(extra=("<tool_call>", "</tool_call>")).grammar("tools", tools)
     assert np.flatnonzero(marked.allowed()).tolist() == [258]  # the token, not its letters
     marked.take(258)
@@ -188,11 +195,113 @@ def test_a_call_is_written_in_the_familys_way() -> None:
     assert np.flatnonzero(marked.allowed()).tolist() == [259]
     lettered = grammars().grammar("tools", tools)
     assert np.flatnonzero(lettered.allowed()).tolist() == [ord("<")]
-    plain = grammars(dialect=Dialect(arguments_key="parameters")).grammar("tools", tools)
+    named = CallStyle(name=('{"name": "', '", "parameters": '))
+    plain = grammars(dialect=Dialect(call=named)).grammar("tools", tools)
     for byte in b'{"name": "time", "parameters": {}}':
         assert plain.allowed()[byte]
         plain.take(byte)
     assert plain.complete
+
+
+ZONE = {
+    "type": "object",
+    "properties": {
+        "zone": {"type": "string"},
+        "kind": {"type": "string", "enum": ["long", "short"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 99},
+        "also": {"type": "array", "items": {"type": "boolean"}},
+    },
+    "required": ["zone", "kind"],
+}
+
+
+def written(style: CallStyle, **arguments: Any) -> str:
+    """A call of time as a family writes it."""
+    if style.parameter is None:
+        told = json.dumps(arguments)
+    else:
+        before, between, behind = style.parameter
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+        told = "".join(before + key + between + text + behind for key, text in texts.items())
+    return style.opening + "time".join(style.name) + told + style.end + style.closing
+
+
+def kept_to(grammar: Grammar, text: str) -> str:
+    """As much of a text as a grammar lets be said."""
+    said = b""
+    for byte in text.encode():
+        if not grammar.allowed()[byte]:
+            break
+        grammar.take(byte)
+        said += bytes([byte])
+    return said.decode(errors="ignore")
+
+
+def read_calls(text: str) -> tuple[str, list[Any]]:
+    """What is said in a text, and the arguments of the calls of time in it."""
+    reader = AnswerReader({"time": ZONE})
+    parts = [*reader.push(text), *reader.finish()]
+    assert all(part.text == "time" for part in parts if part.kind == "call")
+    arguments = ["".join(p.text for p in parts if (p.kind, p.call) == ("arguments", n)) for n in range(reader.calls)]
+    return "".join(part.text for part in parts if part.kind == "content"), [json.loads(text) for text in arguments]
+
+
+STYLES = pytest.mark.parametrize(
+    "style", [CallStyle(), *(style for _, style in _STYLES)], ids=["plain", *(sign for sign, _ in _STYLES)]
+)
+GOOD: dict[str, Any] = {"zone": "a < b\nc", "kind": "short", "days": 7, "also": [True, False]}
+
+
+@STYLES
+def test_each_familys_calls_are_written_and_read(style: CallStyle) -> None:
+    made = grammars(dialect=Dialect(knows_tools=True, call=style))
+    required, free = (
+        Constraint("tools", wanted(ZONE)),
+        Constraint("tools", wanted(ZONE, required=False)),
+    )
+    for arguments in (GOOD, {"zone": "", "kind": "long"}):
+        call = written(style, **arguments)
+        grammar = made.grammar(required.kind, required.text)
+        assert kept_to(grammar, call) == call
+        assert grammar.allowed()[257] or grammar.complete
+        assert read_calls(call) == ("", [arguments])
+        # Left free, it may call, too, and where the family marks calls say something before.
+        words = "Let me see.\n" if style.opening else ""
+        grammar = made.grammar(free.kind, free.text)
+        assert kept_to(grammar, words + call) == words + call
+        assert grammar.allowed()[257] or grammar.complete
+        assert read_calls(words + call) == (words.strip("\n"), [arguments])
+    words = "Nothing [to] <do> {here}."
+    grammar = made.grammar(free.kind, free.text)
+    assert kept_to(grammar, words) == words
+    assert grammar.allowed()[257]
+
+
+@STYLES
+def test_a_call_that_breaks_the_schema_cannot_be_written(style: CallStyle) -> None:
+    made = grammars(dialect=Dialect(knows_tools=True, call=style))
+    for arguments in (GOOD | {"kind": "shy"}, GOOD | {"days": "x"}, {"kind": "long"}, GOOD | {"more": 1}):
+        call = written(style, **arguments)
+        for required in (True, False):
+            assert kept_to(made.grammar("tools", wanted(ZONE, required=required)), call) != call
+
+
+@STYLES
+def test_what_no_schema_describes_can_be_anything(style: CallStyle) -> None:
+    made = grammars(dialect=Dialect(knows_tools=True, call=style))
+    call = written(style, any="thing", at=[1])
+    assert kept_to(made.grammar("tools", wanted(None, required=False)), call) == call
+    assert read_calls(call) == ("", [{"any": "thing", "at": [1]}])
+
+
+@STYLES
+def test_a_call_or_else_what_a_schema_describes(style: CallStyle) -> None:
+    made = grammars(dialect=Dialect(knows_tools=True, call=style))
+    instead = {"kind": "json_schema", "text": json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})}
+    constraint = wanted(ZONE, required=False, instead=instead)
+    for text in (written(style, **GOOD), '{"a": 1}'):
+        assert kept_to(made.grammar("tools", constraint), text) == text
+    assert not kept_to(made.grammar("tools", constraint), "Words")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

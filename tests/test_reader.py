@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from itertools import groupby, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.dialect import Dialect, spelled_out
+from engine.text.dialect import CallStyle, Dialect, spelled_out
 from engine.text.reader import AnswerReader
 from engine.text.tokenizer import Tokenizer
 from tests.factory import tok_json
@@ -19,10 +21,15 @@ THINK = ("<think>", "</think>")
 CALL = '{"name": "weather", "arguments": {"city": "Pa}r\\"is", "days": [1, {"a": 2}]}}'
 ARGUMENTS = {"city": 'Pa}r"is', "days": [1, {"a": 2}]}
 
+TOOLS: dict[str, Any] = {
+    "weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "tags": {"type": "array"}}},
+    "time": None,
+}
+
 Parts = list[tuple[str, str, int]]
 
 
-def read(text: str, cuts: list[int], *, tools: tuple[str, ...] = ("weather", "time"), thinking: bool = False) -> Parts:
+def read(text: str, cuts: list[int], *, tools: Mapping[str, Any] = TOOLS, thinking: bool = False) -> Parts:
     """The parts of a text that comes in pieces, neighbours of one kind put together."""
     reader = AnswerReader(tools, THINK, thinking=thinking)
     places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
@@ -62,6 +69,85 @@ CASES: dict[str, tuple[str, Parts]] = {
     "llama": (
         '<|python_tag|>{"type": "function", "name": "time", "parameters": {"a": 1}}',
         [("call", "time", 0), ("arguments", '{"a": 1}', 0)],
+    ),
+    "llama, as python": (
+        "[weather(city='Pa}r\"is', days=[1, {'a': 2}]), time()]",
+        [("call", "weather", 0), ("arguments", "", 0), ("call", "time", 1), ("arguments", "{}", 1)],
+    ),
+    "python in a list of its own": (
+        "<function_calls>time(a=1)\ntime(a=None)</function_calls>",
+        [("call", "time", 0), ("arguments", '{"a": 1}', 0), ("call", "time", 1), ("arguments", '{"a": null}', 1)],
+    ),
+    "python that computes": ("[time(a=open('x'))]", [("content", "[time(a=open('x'))]", -1)]),
+    "a link": ("[about(this)](there)", [("content", "[about(this)](there)", -1)]),
+    "qwen coder": (
+        (
+            "I look.\n<tool_call>\n<function=weather>\n<parameter=city>\n07\n</parameter>\n"
+            "<parameter=days>\n3\n</parameter>\n"
+            "<parameter=other>\na < b\n\n</parameter>\n</function>\n</tool_call>"
+        ),
+        [
+            ("content", "I look.", -1),
+            ("call", "weather", 0),
+            ("arguments", '{"city": "07", "days": 3, "other": "a < b\\n"}', 0),
+        ],
+    ),
+    "qwen coder without the outer mark": (
+        "<function=time>\n</function>\n</tool_call>\nDone",
+        [("call", "time", 0), ("arguments", "{}", 0), ("content", "Done", -1)],
+    ),
+    "qwen coder, two, one of them not closed": (
+        "<tool_call><function=time><parameter=a>1</function></tool_call><tool_call><function=time></function></tool_call>",
+        [("call", "time", 0), ("arguments", '{"a": 1}', 0), ("call", "time", 1), ("arguments", "{}", 1)],
+    ),
+    "an element of no tool": ("<function=f>\n</function>", [("content", "<function=f>\n</function>", -1)]),
+    "seed": (
+        "<seed:tool_call>\n<function=weather>\n<parameter=tags>[1, 2]</parameter>\n</function>\n</seed:tool_call>",
+        [("call", "weather", 0), ("arguments", '{"tags": [1, 2]}', 0)],
+    ),
+    "minimax": (
+        (
+            '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Zürich</parameter>\n</invoke>\n'
+            '<invoke name="time">\n</invoke>\n</minimax:tool_call>'
+        ),
+        [("call", "weather", 0), ("arguments", '{"city": "Zürich"}', 0), ("call", "time", 1), ("arguments", "{}", 1)],
+    ),
+    "glm 4.5": (
+        (
+            "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+            "<arg_value>2</arg_value>\n</tool_call><tool_call>time</tool_call>"
+        ),
+        [
+            ("call", "weather", 0),
+            ("arguments", '{"city": "Paris", "days": 2}', 0),
+            ("call", "time", 1),
+            ("arguments", "{}", 1),
+        ],
+    ),
+    "glm 4": ('weather\n{"city": "Paris"}', [("call", "weather", 0), ("arguments", '{"city": "Paris"}', 0)]),
+    "a name that begins an answer": ("time\nand again", [("content", "time\nand again", -1)]),
+    "deepseek": (
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+            '<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
+            "<｜tool▁calls▁end｜>"
+        ),
+        [("call", "time", 0), ("arguments", "{}", 0), ("call", "time", 1), ("arguments", '{"a": 1}', 1)],
+    ),
+    "kimi": (
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.time:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_calls_section_end|>"
+        ),
+        [("call", "time", 0), ("arguments", "{}", 0)],
+    ),
+    "cohere": (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "time", "parameters": {"a": 1}}\n]<|END_ACTION|>',
+        [("call", "time", 0), ("arguments", '{"a": 1}', 0)],
+    ),
+    "cut in an element": (
+        "<tool_call><function=weather><parameter=days>3</parameter><parameter=city>Par",
+        [("call", "weather", 0), ("arguments", '{"days": 3', 0)],
     ),
     "bare": (CALL, [("call", "weather", 0), ("arguments", "", 0)]),
     "fenced": (f"```json\n{CALL}\n```", [("call", "weather", 0), ("arguments", "", 0)]),
@@ -122,11 +208,22 @@ def test_thinking_that_the_prompt_began(cuts: list[int]) -> None:
 @given(cuts=st.lists(st.integers(0, 200), max_size=8))
 def test_without_tools_calls_are_text(cuts: list[int]) -> None:
     text = f"<tool_call>{CALL}</tool_call>"
-    assert read(text, cuts, tools=()) == [("content", text, -1)]
+    assert read(text, cuts, tools={}) == [("content", text, -1)]
 
 
 MARKS = [
     "<tool_call>",
+    "<function=time>",
+    "<parameter=a>",
+    "</parameter>",
+    "</function>",
+    "time",
+    "[time(",
+    ")",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
     "</tool_call>",
     "[TOOL_CALLS]",
     "<|python_tag|>",
@@ -152,7 +249,7 @@ def test_nothing_said_is_lost_and_cuts_change_nothing(pieces: list[str], data: s
 
 
 def test_text_is_given_out_as_it_comes() -> None:
-    reader = AnswerReader(("weather",), THINK)
+    reader = AnswerReader(TOOLS, THINK)
     assert [part.text for part in reader.push("Hello wor")] == ["Hello wor"]
     assert reader.push(" <tool") == [("content", " ", -1)]
     assert reader.push("box>") == [("content", "<toolbox>", -1)]
@@ -164,7 +261,7 @@ def test_text_is_given_out_as_it_comes() -> None:
 def test_a_long_answer_takes_time_in_proportion() -> None:
 
     def seconds(count: int) -> float:
-        reader = AnswerReader(("weather",), THINK)
+        reader = AnswerReader(TOOLS, THINK)
         began_s = time.perf_counter()
         for _ in range(count):
             reader.push("<tool_ word { \n")
@@ -185,10 +282,13 @@ def dialect(template: str, *extra: str) -> Dialect:
 def test_dialects_are_found() -> None:
     assert dialect("{{ messages }}") == Dialect()
     hermes = dialect("{% if tools %}<tool_call>{% endif %}", "<tool_call>", "</tool_call>", "<think>", "</think>")
-    assert (hermes.knows_tools, hermes.call_marks) == (True, ("<tool_call>\n", "\n</tool_call>"))
+    assert hermes.knows_tools
+    assert hermes.call == CallStyle("<tool_call>\n", closing="\n</tool_call>")
     assert hermes.think == THINK
-    assert dialect("tools [TOOL_CALLS]", "[TOOL_CALLS]").call_marks == ("[TOOL_CALLS][", "]")
-    assert dialect("tools", "<|python_tag|>").arguments_key == "parameters"
+    assert dialect("tools [TOOL_CALLS]", "[TOOL_CALLS]").call == CallStyle("[TOOL_CALLS][", closing="]")
+    assert dialect('tools "parameters"').call.name == ('{"name": "', '", "parameters": ')
+    coder = dialect("tools <tool_call> <function= <parameter=").call
+    assert coder.parameter == ("<parameter=", ">\n", "\n</parameter>\n")
     assert dialect("content.split('</think>')").think == THINK
 
 

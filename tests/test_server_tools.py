@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import toy
-from tests.serving import Client, serving, speaking
+from tests.serving import ASSISTANT, Client, serving, speaking
 from tests.test_constraints import ponders, thinker
 from tests.test_server import WEATHER
 
@@ -90,6 +90,46 @@ def test_a_model_that_talks_at_random_is_made_to_call(stream: bool) -> None:
                 if name == "weather":
                     assert list(arguments) == ["city"]
                     assert isinstance(arguments["city"], str)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_strict_tool_is_called_by_its_schema_or_not_at_all(stream: bool) -> None:
+    """The model begins a call of its own accord and goes on at random."""
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    begins = speaking("{")
+
+    def shape(before: list[int], row: Any) -> Any:
+        return begins(before, row) if tuple(before[-len(ASSISTANT) :]) == ASSISTANT else row
+
+    with serving(lambda _: toy(context=800, pages=256, shape=shape)) as client:
+        ends = set()
+        for seed in range(5):
+            fields = {"seed": seed, "max_tokens": 400, "temperature": 1}
+            message = ask(client, stream=stream, tools=[strict, TIME], **fields)
+            ends.add(message["reason"])
+            if message["reason"] == "length":
+                continue
+            [(name, arguments)] = called(message)
+            if name == "weather":
+                assert list(arguments) == ["city"]
+            free = ask(client, stream=stream, tools=[WEATHER, TIME], **fields)
+            assert not free.get("tool_calls")
+        assert "tool_calls" in ends
+    with serving(lambda _: toy(context=800, pages=256, shape=speaking("Just words."))) as client:
+        message = ask(client, stream=stream, tools=[strict])
+        assert (message["content"], message["reason"]) == ("Just words.", "stop")
+
+
+def test_calls_written_as_elements_become_json() -> None:
+    text = (
+        "<tool_call>\n<function=weather>\n<parameter=city>\nBad Ems\n</parameter>\n"
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+    )
+    function = {"name": "weather", "parameters": {"properties": {"days": {"type": "integer"}}}}
+    with serving(lambda _: toy(context=800, pages=256, shape=speaking(text))) as client:
+        for stream in (False, True):
+            message = ask(client, stream=stream, tools=[{"type": "function", "function": function}])
+            assert called(message) == [("weather", {"city": "Bad Ems", "days": 3})]
 
 
 def test_results_go_back_to_the_model() -> None:

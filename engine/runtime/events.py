@@ -72,8 +72,11 @@ class Constraint:
     """What an answer is made to look like.
 
     text: nothing for "json_object"; a JSON schema, a regular expression, or a
-        grammar (Lark's notation or GBNF); for "tools" a JSON list of
-        `{"name", "parameters"}`, one of which is called in the model's own way.
+        grammar (Lark's notation or GBNF); for "tools" the JSON of
+        `{"tools": [{"name", "parameters"}, ...], "required", "instead"}`:
+        required: the answer is one call, in the model's own way. Otherwise it
+        is words and calls; or, with `instead` (`{"kind", "text"}` of another
+        constraint), calls or what that describes.
     """
 
     kind: ConstraintKind

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,9 +64,13 @@ class Answers:
         self._engine = engine
         self._requests = requests
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._events: deque[tuple[int, Event]] = deque()  # filled by the engine's thread, emptied by the loop's
+        self._called = False  # the loop's thread will look at them
+        self._arrived = asyncio.Event()
         self._open = set(range(len(requests)))
-        self._watch = [asyncio.ensure_future(gone()), asyncio.ensure_future(closing.wait())]
+        self._gone, self._closing = asyncio.ensure_future(gone()), asyncio.ensure_future(closing.wait())
+        for watch in (self._gone, self._closing):
+            watch.add_done_callback(lambda _: self._arrived.set())
 
     async def __aenter__(self) -> Self:
         for index, request in enumerate(self._requests):
@@ -77,40 +82,34 @@ class Answers:
     ) -> None:
         for index in self._open:
             self.cancel(index)
-        for task in self._watch:
-            task.cancel()
+        self._gone.cancel()
+        self._closing.cancel()
 
     def cancel(self, index: int) -> None:
         """End one of the requests."""
         self._engine.cancel(self._requests[index].id)
 
-    async def next(self, timeout_s: float) -> tuple[int, Event] | None:
-        """The next event; None when none came in time, or all requests have ended.
+    async def some(self, timeout_s: float) -> list[tuple[int, Event]]:
+        """All events that have come; none when none came in time, or all requests have ended.
 
         Raises:
             ClientGoneError: nobody waits for it
             ApiError: 503, the server is being stopped
         """
         if not self._open:
-            return None
-        if self._events.empty():
-            getting = asyncio.ensure_future(self._events.get())
-            done, _ = await asyncio.wait(
-                (getting, *self._watch), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if getting not in done:
-                getting.cancel()
-                if self._watch[0] in done:
-                    raise ClientGoneError
-                if self._watch[1] in done:
-                    raise ApiError(503, "the answer was stopped because the server is being stopped", retry_s=5)
-                return None
-            index, event = getting.result()
-        else:
-            index, event = self._events.get_nowait()
-        if isinstance(event, Done | Failed):
-            self._open.discard(index)
-        return index, event
+            return []
+        self._arrived.clear()
+        if not (self._events or self._gone.done() or self._closing.done()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._arrived.wait()
+        if self._gone.done():
+            raise ClientGoneError
+        if self._closing.done() and not self._events:
+            raise ApiError(503, "the answer was stopped because the server is being stopped", retry_s=5)
+        heard = [self._events.popleft() for _ in range(len(self._events))]
+        self._open -= {index for index, event in heard if isinstance(event, Done | Failed)}
+        return heard
 
     @property
     def ended(self) -> bool:
@@ -118,8 +117,16 @@ class Answers:
         return not self._open
 
     def _hear(self, index: int, event: Event) -> None:
-        with suppress(RuntimeError):  # the server is gone
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+        """On the engine's thread. A loop that is called and has not come yet finds further events, too."""
+        self._events.append((index, event))
+        if not self._called:
+            self._called = True
+            with suppress(RuntimeError):  # the server is gone
+                self._loop.call_soon_threadsafe(self._come)
+
+    def _come(self) -> None:
+        self._called = False
+        self._arrived.set()
 
 
 class Choice:
@@ -177,7 +184,8 @@ class Choice:
 class ChatChoice(Choice):
     """A message: thinking, calls of tools, what is said.
 
-    think: `LoadedModel.think`. one_call: the first call is all that is wanted.
+    tools: that may be called, with the schemas of their parameters. think: `LoadedModel.think`.
+    one_call: the first call is all that is wanted.
     """
 
     def __init__(
@@ -185,7 +193,7 @@ class ChatChoice(Choice):
         index: int,
         *,
         logprobs: bool,
-        tools: Sequence[str],
+        tools: Mapping[str, Mapping[str, Any] | None],
         think: tuple[str, str] | None,
         one_call: bool = False,
     ) -> None:
@@ -338,9 +346,8 @@ async def whole(answers: Answers, choices: Sequence[Choice], frame: Frame) -> di
         ClientGoneError: nobody waits for them
     """
     while not answers.ended:
-        heard = await answers.next(60.0)
-        if heard is not None:
-            _hear(answers, choices, *heard, frame)
+        for index, event in await answers.some(60.0):
+            _hear(answers, choices, index, event, frame)
     kind = frame.object.removesuffix(".chunk")
     return {
         **frame.head(kind),
@@ -352,39 +359,45 @@ async def whole(answers: Answers, choices: Sequence[Choice], frame: Frame) -> di
 
 async def streamed(
     answers: Answers, choices: Sequence[Choice], frame: Frame, *, include_usage: bool
-) -> AsyncIterator[dict[str, Any] | str]:
-    """Chunks; a string is a remark that keeps the connection alive.
+) -> AsyncIterator[list[dict[str, Any]] | str | ApiError]:
+    """Chunks, as many as there are at a time; a string is a remark that keeps the connection alive.
 
     The first value is an empty remark, given once it is unlikely that the request is refused: until it comes, errors
-    are raised, afterwards they are the last value, `{"error": ApiError}`.
+    are raised, afterwards they are the last value.
 
     Raises:
         ApiError: the request was refused
         ClientGoneError: nobody reads
     """
-    heard = await answers.next(_FIRST_EVENT_S)
-    chunks = [] if heard is None else _hear(answers, choices, *heard, frame)
+    chunks: list[dict[str, Any]] = []
+    for index, event in await answers.some(_FIRST_EVENT_S):
+        chunks += _hear(answers, choices, index, event, frame)
     yield ""
+    head = {**frame.head(frame.object), "system_fingerprint": None}
     extra = {"usage": None} if include_usage else {}
     said_s = time.monotonic()
     try:
         while True:
-            for chunk in chunks:
-                yield {**frame.head(frame.object), "system_fingerprint": None, "choices": [chunk], **extra}
+            if chunks:
+                told, chunks = chunks, []
+                yield [{**head, "choices": [chunk], **extra} for chunk in told]
             if answers.ended:
                 break
-            heard = await answers.next(_HEARTBEAT_S)
-            chunks = [] if heard is None else _hear(answers, choices, *heard, frame)
-            if chunks or (heard is not None and time.monotonic() - said_s < _REMARK_S):
+            heard = await answers.some(_HEARTBEAT_S)
+            for index, event in heard:
+                chunks += _hear(answers, choices, index, event, frame)
+            if chunks or (heard and time.monotonic() - said_s < _REMARK_S):
                 continue
             said_s = time.monotonic()
-            progress = heard[1] if heard is not None else None
+            progress = heard[-1][1] if heard else None
             yield f"{progress.stage} {progress.done}/{progress.total}" if isinstance(progress, Progress) else "waiting"
     except ApiError as error:
-        yield {"error": error}
+        if chunks:  # that came together with the error
+            yield [{**head, "choices": [chunk], **extra} for chunk in chunks]
+        yield error
         return
     if include_usage:
-        yield {**frame.head(frame.object), "system_fingerprint": None, "choices": [], "usage": _usage(choices)}
+        yield [{**head, "choices": [], "usage": _usage(choices)}]
 
 
 def _hear(answers: Answers, choices: Sequence[Choice], index: int, event: Event, frame: Frame) -> list[dict[str, Any]]:

@@ -40,8 +40,8 @@ from engine.server.wire import (
     constraint_of,
     encoded,
     error_body,
-    forced_tools,
     listed,
+    offered_tools,
     parsed_json,
     sampling_of,
     template_of,
@@ -114,10 +114,10 @@ class _Endpoints:
     async def chat(self, request: Request) -> Response:
         body = await self._body(request, ChatRequest)
         _refuse(body)
-        tools, must_call = forced_tools(body)
+        tools, must_call = offered_tools(body)
         messages = chat_messages(body.messages)
         template, thinking_tokens = template_of(body, tools)
-        constraint = constraint_of(body, tools if must_call else None)
+        constraint = constraint_of(body, tools, must_call=must_call)
         served = self._hub.find(body.model)
         one_call = body.parallel_tool_calls is False or must_call
         alternatives = (body.top_logprobs or 0) if body.logprobs else None
@@ -135,14 +135,14 @@ class _Endpoints:
             requests = _requests(
                 frame.id, [messages] * count, sampling, body, constraint, alternatives, template, thinking_tokens
             )
-            names = [tool.function.name for tool in tools]
+            schemas = {tool.function.name: tool.function.parameters for tool in tools}
             choices = [
                 ChatChoice(
                     index,
                     logprobs=bool(body.logprobs),
-                    tools=names,
+                    tools=schemas,
                     think=info.think,
-                    one_call=one_call and bool(names),
+                    one_call=one_call and bool(schemas),
                 )
                 for index in range(count)
             ]
@@ -387,7 +387,9 @@ async def _ended(task: asyncio.Future[Any]) -> None:
 class _EventStream(Response):
     """Chunks as server-sent events. end: called once, however the stream ends."""
 
-    def __init__(self, chunks: AsyncIterator[dict[str, Any] | str], end: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, chunks: AsyncIterator[list[dict[str, Any]] | str | ApiError], end: Callable[[], Awaitable[None]]
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
@@ -406,14 +408,14 @@ class _EventStream(Response):
             await self._end()
 
     async def _events(self) -> AsyncIterator[bytes]:
-        async for chunk in self._chunks:
-            if isinstance(chunk, str):
-                yield f": {chunk}\n\n".encode()
-            elif isinstance(error := chunk.get("error"), ApiError):
-                yield b"event: error\ndata: " + encoded(error_body(error)) + b"\n\n"
+        async for chunks in self._chunks:
+            if isinstance(chunks, str):
+                yield f": {chunks}\n\n".encode()
+            elif isinstance(chunks, ApiError):
+                yield b"event: error\ndata: " + encoded(error_body(chunks)) + b"\n\n"
                 return
             else:
-                yield b"data: " + encoded(chunk) + b"\n\n"
+                yield b"".join(b"data: %b\n\n" % encoded(chunk) for chunk in chunks)
         yield b"data: [DONE]\n\n"
 
 

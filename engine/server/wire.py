@@ -11,7 +11,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -33,9 +33,9 @@ __all__ = [
     "constraint_of",
     "encoded",
     "error_body",
-    "forced_tools",
     "listed",
     "now",
+    "offered_tools",
     "parsed_json",
     "sampling_of",
     "template_of",
@@ -198,6 +198,7 @@ class _Function(_Wire):
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")]
     description: Text = None
     parameters: dict[str, Any] | None = None
+    strict: Annotated[bool | None, Field(description="The arguments must keep to the schema.")] = None
 
 
 class Tool(_Wire):
@@ -409,7 +410,7 @@ def sampling_of(request: GenerationRequest, defaults: Sampling, max_tokens: int 
 _MOST_TOKENS = 1_000_000
 
 
-def forced_tools(request: ChatRequest) -> tuple[list[Tool], bool]:
+def offered_tools(request: ChatRequest) -> tuple[list[Tool], bool]:
     """The tools that the model is told of, and whether it must call one of them.
 
     Raises:
@@ -428,15 +429,35 @@ def forced_tools(request: ChatRequest) -> tuple[list[Tool], bool]:
     return ([], False) if choice == "none" else (tools, choice == "required")
 
 
-def constraint_of(request: GenerationRequest, forced: list[Tool] | None = None) -> Constraint | None:
-    """What the answer is held to. forced: tools one of which must be called.
+def constraint_of(
+    request: GenerationRequest, tools: Sequence[Tool] = (), *, must_call: bool = False
+) -> Constraint | None:
+    """What the answer is held to. tools: that may be called; must_call: one of them must be.
 
     Raises:
         ApiError: 400, the format lacks what it needs
     """
-    if forced:
-        described = [{"name": tool.function.name, "parameters": tool.function.parameters} for tool in forced]
-        return Constraint("tools", json.dumps(described))
+    form = _form_of(request)
+    if not tools or not (must_call or form is not None or any(tool.function.strict for tool in tools)):
+        return form
+    described = [
+        {
+            "name": tool.function.name,
+            # What nobody asked to be kept to is not enforced, except where the model would not call at all.
+            "parameters": tool.function.parameters if must_call or tool.function.strict else None,
+        }
+        for tool in tools
+    ]
+    instead = None if form is None else {"kind": form.kind, "text": form.text}
+    return Constraint("tools", json.dumps({"tools": described, "required": must_call, "instead": instead}))
+
+
+def _form_of(request: GenerationRequest) -> Constraint | None:
+    """The form that the answer's words must have.
+
+    Raises:
+        ApiError: 400, it lacks what it needs
+    """
     wanted = request.response_format
     match wanted and wanted.type:
         case "json_object":

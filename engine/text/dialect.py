@@ -9,12 +9,146 @@ from typing import Any
 
 from engine.text.tokenizer import Tokenizer
 
-__all__ = ["CALL_TOKENS", "THINK_MARKS", "Dialect", "spelled_out"]
+__all__ = ["CALL_TOKENS", "THINK_MARKS", "CallStyle", "Dialect", "spelled_out"]
 
-THINK_MARKS = (("<think>", "</think>"), ("<|START_THINKING|>", "<|END_THINKING|>"), ("[THINK]", "[/THINK]"))
-CALL_TOKENS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
+THINK_MARKS = (
+    ("<think>", "</think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+)
 
 Turn = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """How a call is written.
+
+        opening  name[0] NAME name[1]  ARGUMENTS  end  closing
+
+    ARGUMENTS are a JSON object or, with `parameter`, each of them in turn:
+
+        parameter[0] KEY parameter[1] VALUE parameter[2]
+
+    where strings stand as they are and other values as JSON.
+    """
+
+    opening: str = ""
+    name: tuple[str, str] = ('{"name": "', '", "arguments": ')
+    end: str = "}"
+    closing: str = ""
+    parameter: tuple[str, str, str] | None = None
+
+
+# By what a chat template contains; the first that fits counts.
+_STYLES: tuple[tuple[str, CallStyle], ...] = (
+    (
+        "<seed:tool_call>",
+        CallStyle(
+            "<seed:tool_call>\n",
+            ("<function=", ">\n"),
+            "</function>",
+            "\n</seed:tool_call>",
+            ("<parameter=", ">", "</parameter>\n"),
+        ),
+    ),
+    (
+        "<minimax:tool_call>",
+        CallStyle(
+            "<minimax:tool_call>\n",
+            ('<invoke name="', '">\n'),
+            "</invoke>",
+            "\n</minimax:tool_call>",
+            ('<parameter name="', '">', "</parameter>\n"),
+        ),
+    ),
+    (
+        "<arg_key>",
+        CallStyle(
+            "<tool_call>", ("", "\n"), "", "</tool_call>", ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
+        ),
+    ),
+    (
+        "<parameter=",
+        CallStyle(
+            "<tool_call>\n",
+            ("<function=", ">\n"),
+            "</function>",
+            "\n</tool_call>",
+            ("<parameter=", ">\n", "\n</parameter>\n"),
+        ),
+    ),
+    ("<function=", CallStyle("", ("<function=", ">"), "</function>")),
+    (
+        "<|tool_call_argument_begin|>",
+        CallStyle(
+            "<|tool_calls_section_begin|><|tool_call_begin|>",
+            ("functions.", ":0<|tool_call_argument_begin|>"),
+            "<|tool_call_end|>",
+            "<|tool_calls_section_end|>",
+        ),
+    ),
+    (
+        "<｜tool▁sep｜>",
+        CallStyle(
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+            ("", "<｜tool▁sep｜>"),
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁end｜>",
+        ),
+    ),
+    (
+        "<|START_ACTION|>",
+        CallStyle(
+            "<|START_ACTION|>[", ('{"tool_call_id": "0", "tool_name": "', '", "parameters": '), "}", "]<|END_ACTION|>"
+        ),
+    ),
+    ("<tool_calls>", CallStyle("<tool_calls>[", closing="]</tool_calls>")),
+    ("<TOOLCALL>", CallStyle("<TOOLCALL>[", closing="]</TOOLCALL>")),
+    ("<tool_call>", CallStyle("<tool_call>\n", closing="\n</tool_call>")),
+    ("<|tool_call|>", CallStyle("<|tool_call|>[", closing="]")),
+    ("[ARGS]", CallStyle("[TOOL_CALLS]", ("", "[ARGS]"), "")),
+    ("[TOOL_CALLS]", CallStyle("[TOOL_CALLS][", closing="]")),
+    ('"parameters"', CallStyle(name=('{"name": "', '", "parameters": '))),
+)
+
+CALL_TOKENS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_call_start|>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<TOOLCALL>",
+    "</TOOLCALL>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+    "<|python_tag|>",
+)
+"""Marks of calls that are one token in some vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +156,13 @@ class Dialect:
     """What is found in a chat template and a vocabulary.
 
     knows_tools: the template writes tools and their calls down itself.
-    call_marks: what stands around a call that the model is made to write.
-    arguments_key: what the family calls the arguments in a call's JSON.
+    call: how the model is made to write a call.
     think: what thinking begins and ends with; None if the template and the vocabulary have no such marks.
     tokens: the marks that are one token, with their ids.
     """
 
     knows_tools: bool = False
-    call_marks: tuple[str, str] = ("", "")
-    arguments_key: str = "arguments"
+    call: CallStyle = CallStyle()
     think: tuple[str, str] | None = None
     tokens: Mapping[str, int] = field(default_factory=dict, hash=False)
 
@@ -44,24 +176,10 @@ class Dialect:
             (pair for pair in THINK_MARKS if pair[1] in source or all(mark in ids for mark in pair)),
             None,
         )
-        knows_tools = "tools" in source
-        if not knows_tools:
+        if "tools" not in source:
             return cls(think=think, tokens=ids)
-        if "<tool_call>" in source:
-            return cls(
-                knows_tools=True,
-                call_marks=("<tool_call>\n", "\n</tool_call>"),
-                arguments_key="arguments",
-                think=think,
-                tokens=ids,
-            )
-        if "[TOOL_CALLS]" in source:
-            return cls(
-                knows_tools=True, call_marks=("[TOOL_CALLS][", "]"), arguments_key="arguments", think=think, tokens=ids
-            )
-        if "<|python_tag|>" in ids or '"parameters"' in source:
-            return cls(knows_tools=True, call_marks=("", ""), arguments_key="parameters", think=think, tokens=ids)
-        return cls(knows_tools=True, think=think, tokens=ids)
+        style = next((style for sign, style in _STYLES if sign in source), CallStyle())
+        return cls(knows_tools=True, call=style, think=think, tokens=ids)
 
 
 def spelled_out(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[Turn]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import llguidance
@@ -54,52 +54,115 @@ class Grammars:
         Raises:
             InputError: the schema, expression or grammar is wrong, too large, or says what cannot be enforced
         """
-        source = _called(lambda: self._source(kind, text))
+        source = _called(lambda: json.dumps({"grammars": self._grammars(kind, text)}))
         matcher = _called(lambda: llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS))
         if matcher.is_error():
             raise InputError(f"the {_NAMES[kind]} cannot be used: {_short(matcher.get_error())}")
         return Grammar(matcher, self._vocab_size, self._end_ids)
 
-    def _source(self, kind: str, text: str) -> str:
-        from_schema = llguidance.LLMatcher.grammar_from_json_schema
+    def _grammars(self, kind: str, text: str) -> list[dict[str, Any]]:
+        """As llguidance takes them; the first is that of the answer."""
         match kind:
             case "json_object":
-                return from_schema({"type": "object"}, overrides=_SPACING)
+                return _of_schema({"type": "object"})
             case "json_schema":
-                return from_schema(text, overrides=_SPACING)
+                return _of_schema(text)
             case "regex":
                 # \\d means 0-9, as in JSON Schema; the library's own digits are those of every script.
-                return llguidance.LLMatcher.grammar_from_lark(f"start: /{llguidance.regex_to_lark(text, 'd')}/")
+                return [{"lark_grammar": f"start: /{llguidance.regex_to_lark(text, 'd')}/"}]
             case "grammar":
-                return llguidance.LLMatcher.grammar_from_lark(_lark(text))
+                return [{"lark_grammar": _lark(text)}]
             case _:
-                return llguidance.LLMatcher.grammar_from_lark(self._calls(json.loads(text)))
+                return self._calls(json.loads(text))
 
-    def _calls(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """A Lark grammar of one call of one of the tools, written as the model's family writes it."""
-        opening, closing = self._dialect.call_marks
-        arguments = self._dialect.arguments_key
-        any_call = " | ".join(f"call_{number}" for number in range(len(tools)))
-        rules = [f"start: {self._mark(opening)} ({any_call}) {self._mark(closing)}"]
-        for number, tool in enumerate(tools):
-            wanted = {"type": "object", **(tool.get("parameters") or {})}
-            if "properties" in wanted:
-                wanted.setdefault("additionalProperties", False)  # a small model would invent some
+    def _calls(self, wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Grammars of calls of tools, written as the model's family writes them; see `Constraint` for `wanted`."""
+        style = self._dialect.call
+        rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(wanted['tools'])))}"]
+        for number, tool in enumerate(wanted["tools"]):
+            rules += self._call(f"call_{number}", tool["name"], tool.get("parameters") or {})
+        others: list[dict[str, Any]] = []
+        if wanted.get("required"):
+            rules.insert(0, f"start: {self._mark(style.opening)} call {self._mark(style.closing)}")
+        elif (instead := wanted.get("instead")) is not None:
+            rules.insert(0, f"start: ({self._mark(style.opening)} call {self._mark(style.closing)})+ | @instead")
+            others = [part | {"name": "instead"} for part in self._grammars(instead["kind"], instead["text"])]
+        else:
+            rules = [*self._words_or_calls(), *rules]
+        return [{"name": "answer", "lark_grammar": "\n".join(rules)}, *others]
+
+    def _words_or_calls(self) -> list[str]:
+        """Rules of an answer in words in which each mark of a call is followed by one."""
+        style = self._dialect.call
+        opening = style.opening or style.name[0]
+        before = re.split(f"({_alternatives(self._dialect.tokens)})", opening)[0] if self._dialect.tokens else opening
+        called = f"call {self._mark(style.closing)}"
+        if not style.opening:
+            # Without a mark, a call is the whole answer.
+            first = re.escape(opening[0])
+            return [f"start: {called} | WORDS |", rf"WORDS: /\s*[^\s{first}](?s:.*)/"]
+        if not before:  # the mark begins with a token that is no text
+            return [f"start: (WORDS {self._mark(opening)} {called})* WORDS", "WORDS: /(?s:.*)/"]
+        sign = opening.split("\n")[0]
+        return [
+            f"start: (sign {self._mark(opening.removeprefix(sign))} {called})* rest",
+            "rest: WORDS",
+            f"sign[lazy]: WORDS {json.dumps(sign)}",
+            "WORDS: /(?s:.*)/",
+        ]
+
+    def _call(self, rule: str, name: str, parameters: Mapping[str, Any]) -> list[str]:
+        """Rules of a call of one tool."""
+        style = self._dialect.call
+        schema = {"type": "object", **parameters}
+        properties = schema.get("properties")
+        if properties is not None:
+            schema.setdefault("additionalProperties", False)  # a small model would invent some
+        head, end = style.name[0] + name + style.name[1], style.end
+        if head.startswith("{"):
+            # One schema for all of it: beside another one, letters that both begin with must be of the same pieces.
+            frame = json.loads(f"{head}{{}}{end}")
             schema = {
                 "type": "object",
-                "properties": {"name": {"const": tool["name"]}, arguments: wanted},
-                "required": ["name", arguments],
+                "properties": {key: {"const": value} if value else schema for key, value in frame.items()},
+                "required": list(frame),
                 "additionalProperties": False,
-                "x-guidance": _SPACING,
             }
-            rules.append(f"call_{number}: %json {json.dumps(schema)}")
-        return "\n".join(rules)
+            head = end = ""
+        head, end = self._mark(head), self._mark(end)
+        if style.parameter is None:
+            return [f"{rule}: {head} %json {json.dumps(schema | {'x-guidance': _SPACING})} {end}"]
+        required = schema.get("required") or ()
+        rules: list[str] = []
+        parts: list[str] = []
+        if properties is None:
+            value, rules = self._value(f"{rule}_any", None, style.parameter[2])
+            before, between = self._mark(style.parameter[0]), self._mark(style.parameter[1])
+            rules = [f"{rule}_any: {before} /[\\w.-]{{1,64}}/ {between} {value}", *rules]
+            parts = [f"{rule}_any*"]
+        for number, (key, wanted) in enumerate((properties or {}).items()):
+            before = self._mark(style.parameter[0] + key + style.parameter[1])
+            value, further = self._value(f"{rule}_{number}", wanted, style.parameter[2])
+            parts.append(f"{rule}_{number}" + ("" if key in required else "?"))
+            rules += [f"{rule}_{number}: {before} {value}", *further]
+        return [f"{rule}: {' '.join((head, *parts, end))}", *rules]
+
+    def _value(self, rule: str, schema: Any, end: str) -> tuple[str, list[str]]:
+        """An argument that stands on its own, `end` included, and rules that it needs: strings are bare text."""
+        kinds = schema.get("type") if isinstance(schema, Mapping) else None
+        if kinds == "string" and isinstance(schema.get("enum"), list):
+            choices = " | ".join(json.dumps(str(choice)) for choice in schema["enum"])
+            return f"({choices}) {self._mark(end)}", []
+        if kinds in ("integer", "number", "boolean", "array", "object", "null"):
+            return f"%json {json.dumps({**schema, 'x-guidance': _SPACING})} {self._mark(end)}", []
+        if any(mark in end for mark in self._dialect.tokens):
+            return f"{rule}_text {self._mark(end)}", [f"{rule}_text: /(?s:.*)/"]
+        return f"{rule}_text", [f"{rule}_text[suffix={json.dumps(end)}]: /(?s:.*)/"]
 
     def _mark(self, text: str) -> str:
         """Marks in Lark's notation: control tokens by their ids, anything else letter by letter."""
-        names = "|".join(re.escape(name) for name in self._dialect.tokens)
-        parts = re.split(f"({names})", text) if names else [text]
         ids = self._dialect.tokens
+        parts = re.split(f"({_alternatives(ids)})", text) if ids else [text]
         return " ".join(f"<[{ids[part]}]>" if part in ids else json.dumps(part) for part in parts if part)
 
 
@@ -169,6 +232,18 @@ class _Wrapped:
     def __call__(self, text: str | bytes) -> list[int]:
         plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return self._tokenizer.encode(plain, add_special_tokens=False)
+
+
+def _of_schema(schema: str | dict[str, Any]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = json.loads(llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_SPACING))[
+        "grammars"
+    ]
+    return made
+
+
+def _alternatives(marks: Iterable[str]) -> str:
+    """An expression for any of these; where one begins another, the longer."""
+    return "|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True))
 
 
 def _called(work: Callable[[], Value]) -> Value:
