@@ -66,7 +66,8 @@ class Guard:
                 if origin is not None:
                     extra += [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
                 message["headers"] = [*message.get("headers", ()), *extra]
-            await asyncio.wait_for(send(message), _SEND_S)
+            async with asyncio.timeout(_SEND_S):
+                await send(message)
 
         try:
             refused = self._refusal(scope, headers, origin)
