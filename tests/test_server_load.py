@@ -1,4 +1,4 @@
-"""The server under load and ill treatment: clients that vanish, queues that are full, the end with streams open."""
+"""The server under load and ill treatment (case H10): clients that vanish, full queues, the end with streams open."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ import pytest
 from engine.settings import EngineSettings
 from tests import factory, http_fuzz, http_soak
 from tests.fakes import toy
-from tests.serving import eventually, request_bytes, serving, speaking
+from tests.serving import eventually, request_bytes, serving, speaking, status_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -116,12 +118,39 @@ def test_a_reader_that_takes_nothing_keeps_nobody_waiting(monkeypatch: pytest.Mo
 
 
 def test_a_connection_that_asks_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.server.serve._FIRST_REQUEST_S", 0.3)
+    monkeypatch.setattr("engine.server.serve._REQUEST_S", 0.3)
     with serving() as client:
         for begun in (b"", b"GET / HT", b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"):
             began_s = time.monotonic()
             assert client.raw(begun, timeout_s=10) == b""
             assert time.monotonic() - began_s < 5
+        assert client.chat(max_tokens=1).status == 200
+
+
+def test_a_second_request_that_comes_letter_by_letter_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.server.serve._REQUEST_S", 0.5)
+    with serving() as client, socket.create_connection(client.address, timeout=10) as connection:
+        connection.sendall(request_bytes("/health", b"", method="GET").replace(b"Connection: close\r\n", b""))
+        assert status_of(connection.recv(4096)) == 200
+        ended_s = time.monotonic() + 10
+        with suppress(ConnectionError):
+            while time.monotonic() < ended_s:
+                connection.sendall(b"X")
+                time.sleep(0.02)
+        assert time.monotonic() < ended_s
+
+
+def test_more_connections_than_there_may_be_are_closed_and_later_ones_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.server.serve._REQUEST_S", 2.0)
+    monkeypatch.setattr("engine.server.serve._CONNECTIONS", 20)
+    with serving() as client:
+        crowd = [socket.create_connection(client.address, timeout=10) for _ in range(40)]
+        ends: Counter[bytes] = Counter()
+        for connection in crowd:
+            with suppress(ConnectionError):
+                ends[connection.recv(1)] += 1
+            connection.close()
+        assert not ends.keys() - {b""}
         assert client.chat(max_tokens=1).status == 200
 
 

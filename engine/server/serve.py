@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ KEY_VARIABLE = "INGLENOOK_API_KEY"
 log = logging.getLogger(__name__)
 _CONNECTIONS = 1024
 _HEADER_BYTES = 64 << 10
-_FIRST_REQUEST_S = 30.0
+_REQUEST_S = 30.0
 
 
 class Server:
@@ -85,6 +86,7 @@ class Server:
         Raises:
             ResourceError: the first model cannot be loaded
         """
+        _allow_connections()
         with self._socket:
             asyncio.run(self._run(ready, warn))
 
@@ -137,17 +139,39 @@ class Server:
 
 
 class _Connection(H11Protocol):
-    """Given up when it brings no request in time; uvicorn waits for ever."""
+    """Given up when the beginning of a request does not become a whole one in time; uvicorn waits for ever."""
+
+    _timer: asyncio.TimerHandle | None = None
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(_FIRST_REQUEST_S, self._give_up)
+        if len(self.connections) > _CONNECTIONS:
+            transport.abort()  # before it costs more; those that bring nothing make room within half a minute
+        else:
+            self._expect_request()
 
-    def _give_up(self) -> None:
-        asked = vars(self)["cycle"] is not None  # which its annotation denies
-        if not asked and not self.transport.is_closing():
-            self.transport.close()
+    @override
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._expect_request()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._expect_nothing()
+
+    def _expect_request(self) -> None:
+        cycle = vars(self)["cycle"]  # None before the first request, which its annotation denies
+        if cycle is not None and not cycle.response_complete:
+            self._expect_nothing()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(_REQUEST_S, self.transport.close)
+
+    def _expect_nothing(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class _Uvicorn(uvicorn.Server):
@@ -173,6 +197,18 @@ class _Uvicorn(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             timer.cancel()
+
+
+def _allow_connections() -> None:
+    """Let the process have as many files open as it may and needs; many systems begin with 1,024 or 256."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * _CONNECTIONS if most == resource.RLIM_INFINITY else min(most, 4 * _CONNECTIONS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _listening(host: str, port: int) -> socket.socket:
