@@ -95,7 +95,7 @@ def computes(kernels):
         bench.close()
 
 
-# ---------------------------------------------------------------- found and made
+# ---------------------------------------------------------------- found and made (case R14)
 
 
 def test_compiled_once(compiler, tmp_path):

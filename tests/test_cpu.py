@@ -37,7 +37,7 @@ def found(files, allowed=None, kind="x86_64"):
     return linux(files.get, range(8) if allowed is None else allowed, kind)
 
 
-# ---------------------------------------------------------------- threads
+# ---------------------------------------------------------------- threads (case R08)
 
 
 def test_one_thread_a_physical_core():
@@ -174,7 +174,7 @@ def test_threads_are_placed_on_cores_of_their_own_node_by_node():
     assert machine.placement(3) == (0, 4, 2)
 
 
-# ---------------------------------------------------------------- tiers
+# ---------------------------------------------------------------- tiers (case R14)
 
 
 @pytest.mark.parametrize(

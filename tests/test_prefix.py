@@ -1,4 +1,4 @@
-"""A prefix is reused when, and only when, it is the same prefix of the same model."""
+"""A prefix is reused when, and only when, it is the same prefix of the same model (case R05)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import engine
@@ -23,6 +25,7 @@ from tests.fakes import Ear
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 ROOT = Path(__file__).parent.parent
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
 GREEDY = Sampling(temperature=0.0, max_tokens=24, loop_limit=0)
 
 
@@ -65,6 +68,37 @@ def test_answers_counting_and_a_conversion_at_the_same_time(tmp_path: Path, nook
             thread.join()
     assert not trouble
     assert answers == [expected] * 10
+
+
+def test_a_window_ends_where_it_says(tmp_path: Path) -> None:
+    """Up to eight tokens nothing is beyond a window of eight; from the ninth position on something is (case R09)."""
+    ids = [11, 7, 200, 45, 9, 31, 8, 77, 120, 5, 66, 14, 3, 91, 18, 250, 40]
+    weights = factory.weights(factory.cfg())
+
+    def logits(name: str, **changes: Any) -> Any:
+        config = factory.cfg(**changes)
+        model = engine.AutoModel.from_pretrained(factory.make(tmp_path / name, config, weights), dtype="f32")
+        return model.logits(ids)
+
+    whole = logits("whole", **MISTRAL, sliding_window=None)
+    every = logits("every", **MISTRAL, sliding_window=8)
+    assert np.array_equal(every[:8], whole[:8])
+    assert (np.abs(every[8:] - whole[8:]).max(axis=1) > 0).all()
+
+
+def test_weights_that_are_next_to_nothing_do_no_harm(tmp_path: Path) -> None:
+    """What float32 can hold only without its leading digits (case R15)."""
+    weights = factory.weights(factory.cfg())
+    tiny = {name: value * np.float32(1e-38) if "mlp.up" in name else value for name, value in weights.items()}
+    folder = factory.make(tmp_path / "tiny", factory.cfg(), tiny)
+    none = {name: value * np.float32(0) if "mlp.up" in name else value for name, value in weights.items()}
+    without = factory.make(tmp_path / "none", factory.cfg(), none)
+    for dtype in ("f32", "q4"):
+        found, wanted = (
+            engine.AutoModel.from_pretrained(path, dtype=dtype).logits([1, 2, 3]) for path in (folder, without)
+        )
+        assert np.isfinite(found).all()
+        assert np.abs(found - wanted).max() < 1e-3
 
 
 def test_a_loaded_file_may_be_replaced_or_deleted(tmp_path: Path, nook: Path) -> None:

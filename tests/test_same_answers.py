@@ -1,4 +1,4 @@
-"""The same seed gives the same answer, to the bit, whatever goes on around it: with the real kernels on toy models.
+"""The same seed gives the same answer, to the bit, whatever goes on around it (case S06): with the real kernels.
 
 Compared are token ids and the log-probabilities of the likeliest five, which
 come straight from the logits: a last bit that differs shows.

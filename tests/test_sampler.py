@@ -66,7 +66,7 @@ def naive_distribution(row: list[float], s: Sampling) -> dict[int, float]:
     return probability
 
 
-# ---------------------------------------------------------------- the chain
+# ---------------------------------------------------------------- the chain (case S04)
 
 
 CHAINS = [
@@ -138,7 +138,7 @@ def test_top_p_0_and_min_p_1_take_the_likeliest() -> None:
         assert {draw(row, sampling(**changes), seed=seed) for seed in range(50)} == {1}
 
 
-# ---------------------------------------------------------------- greedy
+# ---------------------------------------------------------------- greedy (case S01)
 
 
 def test_temperature_0_takes_the_lowest_of_equals_whatever_the_rest_says() -> None:
@@ -163,7 +163,7 @@ def test_the_row_is_only_read() -> None:
     assert row.tolist() == [1.0, 2.0, 3.0]
 
 
-# ---------------------------------------------------------------- what is not a number
+# ---------------------------------------------------------------- what is not a number (case S03)
 
 
 @pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"top_k": 2}, {}, {"repetition_penalty": 1.3}], ids=str)
@@ -196,7 +196,7 @@ def test_an_id_without_a_token_never_comes_even_when_its_logit_is_damaged(change
         assert drawn <= {0, 2}
 
 
-# ---------------------------------------------------------------- penalties
+# ---------------------------------------------------------------- penalties (case S05)
 
 
 def penalised(history: list[int], **changes: Any) -> list[float]:
@@ -289,7 +289,7 @@ def test_logprobs_of_an_infinite_row_are_numbers() -> None:
     assert math.isclose(found.logprob, math.log(0.5))
 
 
-# ---------------------------------------------------------------- settings from outside
+# ---------------------------------------------------------------- settings from outside (case S02)
 
 
 @pytest.mark.parametrize(

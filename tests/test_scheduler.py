@@ -122,7 +122,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-# ---------------------------------------------------------------- equal to alone
+# ---------------------------------------------------------------- equal to alone (case S06)
 
 
 @pytest.mark.parametrize("slice_tokens", [1, 3, 4, 7, 64, None])
@@ -228,7 +228,7 @@ def test_small_ones_pass_a_giant_that_waits_for_pages_but_not_for_ever() -> None
         assert answer(sequence) == alone(sequence.ids[: sequence.prompt].tolist(), count)
 
 
-# ---------------------------------------------------------------- the pool is too small
+# ---------------------------------------------------------------- the pool is too small (case R03)
 
 
 def test_what_can_never_fit_is_refused_with_both_numbers() -> None:

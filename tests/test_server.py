@@ -51,7 +51,7 @@ def talker() -> Iterator[Client]:
 pytestmark = pytest.mark.usefixtures("client", "talker")
 
 
-# ---------------------------------------------------------------- answers
+# ---------------------------------------------------------------- answers (cases H03, R01)
 
 
 def test_a_whole_answer(talker: Client) -> None:
@@ -180,7 +180,7 @@ def test_streamed_choices_are_told_apart(client: Client) -> None:
         assert mine[-1]["finish_reason"] is not None
 
 
-# ---------------------------------------------------------------- logprobs
+# ---------------------------------------------------------------- logprobs (case H08)
 
 
 def test_logprobs_carry_the_bytes_of_tokens_that_are_no_characters(talker: Client) -> None:
@@ -282,7 +282,7 @@ def test_an_id_that_is_none_is_refused(client: Client) -> None:
     assert client.chat(logit_bias={"100000": 1}).status == 400
 
 
-# ---------------------------------------------------------------- parameters
+# ---------------------------------------------------------------- parameters (cases H02, S01, S02)
 
 OPTIONAL = {
     "model": [7, ["toy"]],
@@ -395,7 +395,7 @@ def test_a_row_that_is_not_numbers_ends_that_request_only() -> None:
     assert b"[DONE]" not in body
 
 
-# ---------------------------------------------------------------- messages
+# ---------------------------------------------------------------- messages (case H06)
 
 
 def test_content_parts_and_roles(client: Client) -> None:
@@ -438,7 +438,7 @@ def test_bytes_that_are_no_utf_8_come_out_as_valid_json() -> None:
         assert running.chat(stream=True).events
 
 
-# ---------------------------------------------------------------- bodies
+# ---------------------------------------------------------------- bodies (case H05)
 
 GOOD = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}'
 
@@ -518,7 +518,7 @@ def test_wrong_methods_and_addresses(client: Client) -> None:
     assert client.get("/v1/chat/completions/").status == 404
 
 
-# ---------------------------------------------------------------- who may ask
+# ---------------------------------------------------------------- who may ask (cases H01, H09)
 
 HOSTS = {
     "localhost": True,
