@@ -47,7 +47,7 @@ from engine.runtime.sequence import Sequence, State
 from engine.runtime.snapshots import Snapshots
 from engine.runtime.speculation import Confidence, Wish
 from engine.settings import Sampling
-from engine.text.stream import TextStream
+from engine.text.channels import Stream
 
 __all__ = ["Loop", "Sink", "failure"]
 
@@ -78,7 +78,7 @@ class _Answer:
     request: Request
     sink: Sink
     sequence: Sequence
-    stream: TextStream
+    stream: Stream
     guide: Guide | None
     thinking: bool
     seed: int
@@ -493,7 +493,7 @@ class Loop:
             request=request,
             sink=sink,
             sequence=Sequence(prompt.ids, longest, request.client),
-            stream=TextStream(self._model.tokenizer, sampling.stop, self._model.shown_ids(request)),
+            stream=self._model.stream(request),
             guide=self._model.guide(request, prompt),
             thinking=self._model.thinks(prompt),
             seed=fresh_seed() if sampling.seed < 0 else sampling.seed,

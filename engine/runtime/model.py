@@ -28,7 +28,9 @@ from engine.runtime.guide import Guide, Thinking
 from engine.runtime.sampler import Sampler
 from engine.runtime.speculation import DraftModel, Lookup, Speculator
 from engine.settings import EngineSettings, Sampling, checked
+from engine.text.channels import CHANNEL_TOKENS, ChannelStream, Stream
 from engine.text.dialect import CALL_TOKENS, Dialect, spelled_out
+from engine.text.stream import TextStream
 from engine.text.template import ChatTemplate, repaired
 from engine.text.tokenizer import Piece, Tokenizer
 
@@ -158,10 +160,17 @@ class Model:
         ids = [self.dialect.tokens.get(mark) for mark in self.dialect.think or ()]
         return (ids[0], ids[1]) if len(ids) == 2 and ids[0] is not None and ids[1] is not None else None
 
-    def shown_ids(self, request: Request) -> list[int]:
-        """Special tokens that are part of the text: marks of thinking, and of calls if there are tools."""
-        marks = (*(self.dialect.think or ()), *(CALL_TOKENS if request.template.get("tools") else ()))
-        return [self.dialect.tokens[mark] for mark in marks if mark in self.dialect.tokens]
+    def stream(self, request: Request) -> Stream:
+        """What makes text of an answer's tokens. Marks of thinking are part of it, and of calls if there are tools."""
+        dialect = self.dialect
+        marks = (
+            *(dialect.think or ()),
+            *(CALL_TOKENS if request.template.get("tools") else ()),
+            *(CHANNEL_TOKENS if dialect.channels else ()),
+        )
+        shown = [dialect.tokens[mark] for mark in marks if mark in dialect.tokens]
+        stream = TextStream(self.tokenizer, request.sampling.stop, shown)
+        return ChannelStream(stream) if dialect.channels else stream
 
     def encode(
         self,
@@ -281,7 +290,9 @@ def assembled(
     )
     # What the template writes after an answer begins with a token that ends it, whether the files say so or not.
     turn_end = tokenizer.leading_control(template.after_answer)
-    ends = source.end_ids | tokenizer.end_ids | (frozenset() if turn_end is None else {turn_end})
+    # In an answer of several messages it only ends one of them.
+    turn_ends = frozenset() if turn_end is None or dialect.channels else frozenset({turn_end})
+    ends = source.end_ids | tokenizer.end_ids | turn_ends
     end_ids = frozenset(token for token in ends if token < spec.vocab_size)
     guess_rows = settings.draft_tokens if settings.speculation != "off" else 0
     stream = None if file is None else StreamedWeights(file, least_bytes(file) + planned.spare_bytes)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.text.channels import CHANNEL_TOKENS
 from engine.text.tokenizer import Tokenizer
 
 __all__ = ["CALL_TOKENS", "THINK_MARKS", "CallStyle", "Dialect", "spelled_out"]
@@ -158,28 +159,31 @@ class Dialect:
     knows_tools: the template writes tools and their calls down itself.
     call: how the model is made to write a call.
     think: what thinking begins and ends with; None if the template and the vocabulary have no such marks.
+    channels: answers are messages in channels; see `engine.text.channels`.
     tokens: the marks that are one token, with their ids.
     """
 
     knows_tools: bool = False
     call: CallStyle = CallStyle()
     think: tuple[str, str] | None = None
+    channels: bool = False
     tokens: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @classmethod
     def found(cls, templates: Sequence[str], tokenizer: Tokenizer) -> Dialect:
         """The dialect of a model with these chat templates."""
         source = "\n".join(templates)
-        marks = [*CALL_TOKENS, *(mark for pair in THINK_MARKS for mark in pair)]
+        marks = [*CALL_TOKENS, *CHANNEL_TOKENS, *(mark for pair in THINK_MARKS for mark in pair)]
         ids = {mark: token for mark in marks if (token := tokenizer.token_to_id(mark)) is not None}
+        channels = all(mark in ids for mark in CHANNEL_TOKENS) and "<|channel|>" in source
         think = next(
-            (pair for pair in THINK_MARKS if pair[1] in source or all(mark in ids for mark in pair)),
+            (pair for pair in THINK_MARKS if channels or pair[1] in source or all(mark in ids for mark in pair)),
             None,
         )
         if "tools" not in source:
-            return cls(think=think, tokens=ids)
+            return cls(think=think, channels=channels, tokens=ids)
         style = next((style for sign, style in _STYLES if sign in source), CallStyle())
-        return cls(knows_tools=True, call=style, think=think, tokens=ids)
+        return cls(knows_tools=True, call=style, think=think, channels=channels, tokens=ids)
 
 
 def spelled_out(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[Turn]:

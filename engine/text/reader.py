@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
-__all__ = ["AnswerReader", "Part"]
+__all__ = ["AnswerReader", "Part", "overlap"]
 
 PartKind = Literal["content", "reasoning", "call", "arguments"]
 _State = Literal["start", "thinking", "text", "call", "arguments", "parameters", "rest", "between"]
@@ -230,7 +230,7 @@ class AnswerReader:
         """Give out the text but for an end that may become a mark, with the blank lines before it."""
         certain = self._text
         if marks and not self._last:
-            certain = certain[: len(certain) - max(_overlap(certain, mark) for mark in marks)].rstrip("\n")
+            certain = certain[: len(certain) - max(overlap(certain, mark) for mark in marks)].rstrip("\n")
         self._parts.append(Part(kind, certain))
         self._text = self._text[len(certain) :]
 
@@ -415,7 +415,7 @@ class _Extent:
         return None
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """How many of the text's last characters may be the beginning of `mark`."""
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
 
