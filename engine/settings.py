@@ -16,6 +16,7 @@ __all__ = [
     "Conversion",
     "EngineSettings",
     "KvDtype",
+    "Level",
     "LoadMode",
     "Sampling",
     "SchedulingPolicy",
@@ -27,6 +28,7 @@ __all__ = [
 
 SchedulingPolicy = Literal["first-come", "shortest-remaining"]
 KvDtype = Literal["int8", "f16", "f32"]
+Level = Literal["plain", "small", "balanced", "best", "attention"]
 LoadMode = Literal["auto", "mmap", "resident", "stream"]
 Speculation = Literal["off", "ngram", "draft"]
 Tier = Literal["generic", "avx2", "avxvnni", "avx512vnni", "amx"]
@@ -312,6 +314,15 @@ class EngineSettings(_Settings):
 class Conversion(_Settings):
     """How a model folder becomes a `.nook` file."""
 
+    level: Annotated[
+        Level,
+        Field(
+            title="Level",
+            description="small has 4 bits, balanced more where the model is sensitive, best 6, attention 8 there and 4 "
+            "elsewhere; all are fitted to a sample text. plain follows bits and group size.",
+        ),
+    ] = "plain"
+
     bits: Annotated[
         Literal[4, 8, 16],
         Field(
@@ -333,6 +344,23 @@ class Conversion(_Settings):
             description="PATTERN=q4|q6|q8|f16|f32, the last match wins; tensor names as `inspect --tensors` shows.",
         ),
     ] = ()
+    calibrate: Annotated[
+        str,
+        Field(
+            title="Sample text",
+            description="A text file like what the model will read, to fit 4- and 6-bit weights to; levels have one of "
+            "their own.",
+        ),
+    ] = ""
+    budget: Annotated[
+        float,
+        Field(
+            ge=0,
+            title="Size budget",
+            description="Up to 64 bits per weight, or bytes: what fits is chosen by measuring which weights need more "
+            "bits than 4. 0 leaves it to the level.",
+        ),
+    ] = 0.0
 
 
 class ServerSettings(_Settings):

@@ -5,16 +5,23 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Generator
+from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from engine.convert.calibration import Calibration, Sample, sample
+from engine.convert.layerwise import layer_of
 from engine.convert.packing import Packing, workers
-from engine.convert.recipe import Recipe, recipe
+from engine.convert.recipe import Recipe, calibrated, recipe, searched, spare_bytes
+from engine.convert.sensitivity import LADDER, Scan, chosen_formats
 from engine.convert.source import Source, check_tokenizer, open_source
-from engine.core.library import prepared_kernels
+from engine.core.cpu import machine
+from engine.core.library import Kernels, prepared_kernels
 from engine.core.memory import LINE, Buffer
+from engine.core.team import Team
 from engine.models.store import Manifest, StoredTensor
 from engine.models.weights import MemoryWeights, ModelSource, Tensor, format_label, tensor_bytes
 from engine.models.writer import NookWriter
@@ -47,11 +54,21 @@ def convert(
     if source.kind == "gguf":
         Tokenizer.from_files(source.files)  # rebuilt, and so far unproven
     formats = _recipe_for(source, conversion)
+    text = sample(conversion.calibrate) if calibrated(conversion) else None
     kernels = yield from prepared_kernels()
     clock = _Clock("convert", source)
     notices = yield from _compare_redundant(source, clock)
-    manifest = _manifest(source, conversion, formats, notices)
-    with NookWriter(out, manifest, source.files, stamp=source.stamp, resume=resume) as writer, workers() as pool:
+    with ExitStack() as held:
+        calibration = None
+        if text is not None:
+            team = Team(kernels, machine().default_threads)
+            held.callback(team.close)
+            calibration = Calibration(source, text.text, kernels, team)
+            if searched(conversion):
+                formats = yield from _searched(source, conversion, text.text, kernels, team, clock)
+        manifest = _manifest(source, conversion, formats, notices, text)
+        writer = held.enter_context(NookWriter(out, manifest, source.files, stamp=source.stamp, resume=resume))
+        pool = held.enter_context(workers())
         try:
             for _ in writer.recover():
                 yield clock.now("checking what is there already")
@@ -62,7 +79,13 @@ def convert(
                 if tensor is None:
                     clock.skip(size)
                     continue
-                packing = Packing(source, assignment, tensor.format, tensor.group, pool=pool, kernels=kernels)
+                known: dict[str, Any] = {}
+                number = layer_of(tensor.name)
+                if calibration is not None and number is not None and assignment.tensor.role == "linear":
+                    for _ in calibration.advance(number):
+                        yield clock.now(f"layer {number} reads the sample text")
+                    known = {"weights": calibration.weights(tensor.name), "feedback": calibration.feedback(tensor.name)}
+                packing = Packing(source, assignment, tensor.format, tensor.group, pool=pool, kernels=kernels, **known)
                 for _ in packing.measure():
                     yield clock.now(tensor.name)
                 written = 0
@@ -129,12 +152,32 @@ def quantised_in_memory(source: Source, conversion: Conversion) -> Generator[Pro
     )
 
 
+def _searched(  # noqa: PLR0917 - all that a scan needs
+    source: Source, conversion: Conversion, text: str, kernels: Kernels, team: Team, clock: _Clock
+) -> Generator[Progress, None, Recipe]:
+    """The recipe in which matrices that need them have more bits, within the budget."""
+    base = _recipe_for(source, conversion)
+    free = {tensor.name: tensor for tensor in source.spec.tensors() if base[tensor.name][0] == LADDER[0]}
+    spare = spare_bytes(source.spec, base, conversion)
+    group = min((base[name][1] for name in free), default=32)
+    scan = Scan(source, text, group, kernels, team)
+    for _ in scan.run():
+        yield clock.now("looking for what needs more bits")
+    harm = {name: costs for name, costs in scan.harm.items() if name in free}
+    return recipe(source.spec, conversion, *source.formats, chosen_formats(free, harm, group, spare))
+
+
 def _recipe_for(source: Source, conversion: Conversion) -> Recipe:
     return recipe(source.spec, conversion, *source.formats)
 
 
-def _manifest(source: Source, conversion: Conversion, formats: Recipe, notices: tuple[str, ...]) -> Manifest:
+def _manifest(
+    source: Source, conversion: Conversion, formats: Recipe, notices: tuple[str, ...], text: Sample | None
+) -> Manifest:
     """The manifest but for places, hashes and exponents, which the writer fills in."""
+    made = conversion.model_dump(mode="json")
+    if text is not None:
+        made |= {"calibrate": text.name, "calibrate_sha256": text.sha256, "rounding": "error feedback"}
     tensors = tuple(
         StoredTensor(tensor.name, name, group, tensor.rows, tensor.cols, 0, 0, tensor_bytes(tensor, name, group))
         for tensor in source.spec.tensors()
@@ -143,7 +186,7 @@ def _manifest(source: Source, conversion: Conversion, formats: Recipe, notices: 
     return Manifest(
         name=source.name,
         spec=source.spec,
-        recipe=conversion.model_dump(mode="json"),
+        recipe=made,
         end_ids=tuple(sorted(source.end_ids)),
         defaults=dict(source.defaults),
         licence=source.licence,

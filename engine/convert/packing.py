@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import frexp
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
+from engine.convert.feedback import HEADROOM, Feedback, has_feedback, rounded
 from engine.convert.quantised import Coded
 from engine.convert.recipe import repeats
 from engine.convert.source import Source
@@ -33,6 +36,8 @@ Result = TypeVar("Result")
 _SCALE_BITS = 15
 # Float32 rows that one thread works on at a time.
 _SLICE_BYTES = 8 << 20
+# The same where columns are rounded one by one, each of all the rows at once.
+_FEEDBACK_SLICE_BYTES = 16 << 20
 # A tensor of at most this many float32 bytes is kept between the search for its largest weight and the packing;
 # larger ones are read twice.
 _KEPT_BYTES = 512 << 20
@@ -55,6 +60,8 @@ class Packing:
     """One tensor of ours on its way into a format: `measure` it, then take its `slices` or pack `into` memory.
 
     What the source has as whole numbers that the format can hold is repeated, not rounded a second time.
+    weights: the source's rows, where they are in memory already.
+    feedback: of the product's inputs; formats of few bits are then rounded for the product's sake.
 
     Raises, in all its steps:
         ModelFolderError: a weight is not finite, or does not fit the format;
@@ -70,8 +77,11 @@ class Packing:
         *,
         pool: ThreadPoolExecutor,
         kernels: Kernels,
+        weights: Rows | None = None,
+        feedback: Feedback | None = None,
     ) -> None:
         self.exponent = 0
+        self._weights = weights
         self._source, self._assignment, self._pool, self._kernels = source, assignment, pool, kernels
         self._name, self._group = name, group
         self._held: dict[int, Rows] = {}
@@ -79,6 +89,7 @@ class Packing:
         self._layout = None if name == VECTOR else FORMATS[name].layout(tensor.rows, tensor.cols, group)
         levels, theirs = source.coding(assignment) or ("", 0)
         self._repeated = repeats(name, levels) and (theirs % group == 0 or theirs >= tensor.cols)
+        self._feedback = feedback if has_feedback(name) and not self._repeated else None
 
     def measure(self) -> Iterator[None]:
         """Find the exponent, which depends on the largest of all weights. Every yield is a place to stop."""
@@ -97,14 +108,16 @@ class Packing:
         for found in _in_order(self._pool, self._largest, self._spans(self._layout)):
             largest = max(largest, found)
             yield
-        self.exponent = self._layout.format.exponent_for(largest)
+        self.exponent = self._layout.format.exponent_for(largest if self._feedback is None else HEADROOM * largest)
 
     def slices(self) -> Iterator[list[Slice]]:
         """The packed tensor in pieces; bytes that belong to no piece are zero."""
         if self._layout is None:
             yield [Slice(0, self._vector())]
             return
-        yield from _in_order(self._pool, self._packed, self._spans(self._layout))
+        # Threads that round rows need no further ones for their products, which would only wait for each other.
+        with threadpool_limits(1) if self._feedback is not None else nullcontext():
+            yield from _in_order(self._pool, self._packed, self._spans(self._layout))
 
     def into(self, data: Bytes) -> Iterator[None]:
         """Pack into zeroed memory of the right size. Every yield is a place to stop."""
@@ -115,7 +128,8 @@ class Packing:
 
     def _spans(self, layout: Layout) -> list[Span]:
         rows = self._assignment.tensor.rows
-        step = max(BLOCK_ROWS, _SLICE_BYTES // (4 * layout.padded_cols) // BLOCK_ROWS * BLOCK_ROWS)
+        size = _SLICE_BYTES if self._feedback is None else _FEEDBACK_SLICE_BYTES
+        step = max(BLOCK_ROWS, size // (4 * layout.padded_cols) // BLOCK_ROWS * BLOCK_ROWS)
         return [(first, min(step, rows - first)) for first in range(0, rows, step)]
 
     def _largest_scale(self, span: Span) -> float:
@@ -136,8 +150,8 @@ class Packing:
         return Coded(codes, scales, zeros)
 
     def _largest(self, span: Span) -> float:
-        rows = self._source.rows(self._assignment, *span)
-        if 4 * self._assignment.tensor.parameters <= _KEPT_BYTES:
+        rows = self._rows(*span)
+        if self._weights is None and 4 * self._assignment.tensor.parameters <= _KEPT_BYTES:
             self._held[span[0]] = rows
         try:
             return magnitude(rows)
@@ -157,12 +171,20 @@ class Packing:
             return list(_placed(self._layout, own, first, buffer))
         rows = self._held.pop(first, None)
         if rows is None:
-            rows = self._source.rows(self._assignment, first, count)
+            rows = self._rows(first, count)
         try:
-            own.pack_rows(rows, 0, buffer, self.exponent, self._kernels)
+            if self._feedback is None:
+                own.pack_rows(rows, 0, buffer, self.exponent, self._kernels)
+            else:
+                own.pack_codes(rounded(rows, self._feedback, own, self.exponent, self._kernels), 0, buffer)
         except InputError as error:
             raise self._about(error, rows, first) from None
         return list(_placed(self._layout, own, first, buffer))
+
+    def _rows(self, first: int, count: int) -> Rows:
+        if self._weights is not None:
+            return self._weights[first : first + count]
+        return self._source.rows(self._assignment, first, count)
 
     def _vector(self) -> Bytes:
         values = self._source.rows(self._assignment, 0, 1)

@@ -157,6 +157,11 @@ class Format(ABC):
         """Columns that share a float16 scale, and whose activations share one; 0 without scales."""
         return group
 
+    @property
+    def steps(self) -> int:
+        """The largest code of formats whose codes, from 0 on, are searched for; 0 for others."""
+        return 0
+
     def padded(self, rows: int, cols: int, group: int) -> tuple[int, int]:
         """(rows, cols) as stored."""
         return _round_up(rows, BLOCK_ROWS), _round_up(cols, max(group, _CODE_COLUMNS) if group else BLOCK_ROWS)
@@ -195,10 +200,19 @@ class Format(ABC):
         """The parts of the packed buffer for padded rows and cols."""
 
     @abstractmethod
-    def pack_blocks(
-        self, weights: Float32, group: int, exponent: int, parts: dict[str, Array], kernels: Kernels
+    def pack_blocks(  # noqa: PLR0917 - what, how, to where
+        self,
+        weights: Float32,
+        group: int,
+        exponent: int,
+        parts: dict[str, Array],
+        kernels: Kernels,
+        importance: Float32,
     ) -> None:
-        """Pack padded rows (of whole blocks, C-contiguous) into views of their place in the parts."""
+        """Pack padded rows (of whole blocks, C-contiguous) into views of their place in the parts.
+
+        importance: float32 (padded cols,), 0 for padding
+        """
 
     @abstractmethod
     def unpack_blocks(self, parts: dict[str, Array], group: int, exponent: int) -> Float32:
@@ -244,18 +258,29 @@ class Layout:
         """A zeroed buffer of the right size, beginning on a multiple of 64 bytes."""
         return aligned(self.bytes, np.uint8)
 
-    def pack_rows(self, weights: Float32, first_row: int, out: Bytes, exponent: int, kernels: Kernels) -> None:
+    def pack_rows(  # noqa: PLR0917 - what, to where, how
+        self,
+        weights: Float32,
+        first_row: int,
+        out: Bytes,
+        exponent: int,
+        kernels: Kernels,
+        importance: Float32 | None = None,
+    ) -> None:
         """Pack rows first_row.. of the matrix into their place in `out`.
 
         weights     float32 (some rows, cols)
         first_row   a multiple of 16; the slice ends on one too, or at the last row
         out         uint8 (bytes,), of which only these rows' blocks are written
         exponent    `format.exponent_for` the largest |weight| of the WHOLE matrix
+        importance  float32 (cols,), weight of each column's squared error where a search minimises it; None: all alike
 
         Raises:
             InputError: a weight is not finite or does not fit the format
         """
         self._check_slice(weights.shape, first_row)
+        weighing = np.zeros(self.padded_cols, np.float32)
+        weighing[: self.cols] = 1 if importance is None else importance
         step = max(BLOCK_ROWS, _CHUNK_ELEMENTS // self.padded_cols // BLOCK_ROWS * BLOCK_ROWS)
         for start in range(0, weights.shape[0], step):
             chunk = weights[start : start + step]
@@ -266,7 +291,7 @@ class Layout:
                 padded[: chunk.shape[0], : self.cols] = chunk
                 chunk = padded
             place = self._views(out, (first_row + start) // BLOCK_ROWS, shape[0] // BLOCK_ROWS)
-            self.format.pack_blocks(chunk, self.group, exponent, place, kernels)
+            self.format.pack_blocks(chunk, self.group, exponent, place, kernels, weighing)
 
     def pack_codes(self, codes: Codes, first_row: int, out: Bytes) -> None:
         """Pack codes, scales and zeros made elsewhere, unchanged; slices as for `pack_rows`.
@@ -417,6 +442,7 @@ class _TwoLevel(_Integer):
     whole: bool = False
 
     @property
+    @override
     def steps(self) -> int:
         """The largest code."""
         return (1 << self.bits) - 1
@@ -447,12 +473,18 @@ class _TwoLevel(_Integer):
 
     @override
     def pack_blocks(
-        self, weights: Float32, group: int, exponent: int, parts: dict[str, Array], kernels: Kernels
+        self,
+        weights: Float32,
+        group: int,
+        exponent: int,
+        parts: dict[str, Array],
+        kernels: Kernels,
+        importance: Float32,
     ) -> None:
         """Search scales, multipliers and offsets; `kernels/packing.py` says how."""
         rows, cols = weights.shape
         span = self.span_for(group)
-        importance, scratch = np.ones(cols, np.float32), aligned(pack_scratch_bytes(span), np.uint8)
+        scratch = aligned(pack_scratch_bytes(span), np.uint8)
         job = pack_job(
             source=weights.ctypes.data,
             columns=cols,
@@ -562,7 +594,13 @@ class _Q8(_Integer):
 
     @override
     def pack_blocks(
-        self, weights: Float32, group: int, exponent: int, parts: dict[str, Array], kernels: Kernels
+        self,
+        weights: Float32,
+        group: int,
+        exponent: int,
+        parts: dict[str, Array],
+        kernels: Kernels,
+        importance: Float32,
     ) -> None:
         """The smallest scale that reaches the largest weight of each group."""
         rows, cols = weights.shape
@@ -627,7 +665,13 @@ class _Float(Format):
 
     @override
     def pack_blocks(
-        self, weights: Float32, group: int, exponent: int, parts: dict[str, Array], kernels: Kernels
+        self,
+        weights: Float32,
+        group: int,
+        exponent: int,
+        parts: dict[str, Array],
+        kernels: Kernels,
+        importance: Float32,
     ) -> None:
         """Round and interleave 16 rows."""
         with np.errstate(over="ignore"):

@@ -7,10 +7,11 @@ call, inside which the whole team of threads walks the table.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -22,6 +23,7 @@ from engine.core.operations import (
     AMX_COLUMNS,
     AMX_UNIT,
     CHUNK_TOKENS,
+    FIELDS,
     KV_F16,
     KV_F32,
     KV_INT8,
@@ -55,12 +57,19 @@ from engine.settings import KvDtype
 __all__ = [
     "Decoder",
     "OperationTime",
+    "Product",
     "activation_columns",
     "check_shapes",
     "kv_group",
     "page_layout",
     "scratch_bytes",
 ]
+
+Product = Callable[[str, NDArray[np.float32], int], NDArray[np.float32]]
+"""(weights' name without its layer, inputs (rows, cols), which expert's) -> outputs (rows, weights' rows)."""
+
+_COUNTS = {RowSet.TOKENS: "tokens", RowSet.WANTED: "wanted", RowSet.ROUTED: "routed", RowSet.GATHERED: "routed"}
+"""Words of the state that say how many rows there are."""
 
 _KINDS = {
     "q4": WeightKind.Q4,
@@ -210,6 +219,12 @@ def scratch_bytes(spec: ModelSpec, max_tokens: int) -> int:
     return -(-most // 4096) * 4096
 
 
+def _matrix_at(address: int, rows: int, columns: int, stride: int) -> NDArray[np.float32]:
+    """float32 (rows, columns) that lie in a decoder's buffers, `stride` bytes from row to row."""
+    held = np.ctypeslib.as_array((ctypes.c_float * max(0, rows * (stride // 4))).from_address(address))
+    return held.reshape(rows, stride // 4)[:, :columns]
+
+
 @dataclass(frozen=True, slots=True)
 class OperationTime:
     """How long an operation took. name: of the weights that it multiplies by, else of its kind. layer: None outside."""
@@ -335,6 +350,51 @@ class Decoder:
         self._run(state)
         return self._logits[:wanted, : self.spec.vocab_size]
 
+    def forward_with(self, batch: Batch, product: Product) -> NDArray[np.float32]:
+        """As `forward`, but for products of float weights, which `product` computes; the weights are never read.
+
+        Without quantised inputs a product's input is float32, so whoever wants to see what the weights are multiplied
+        by, or to multiply by others, finds it here. The rest is the compiled forward pass. For weights in memory only.
+        """
+
+        def run(program: NDArray[np.int64], state: NDArray[np.int64]) -> bool:
+            begin = 0
+            for index in [*sorted(self._products), len(program)]:
+                if begin < index:
+                    self._team.run(program[begin:index], state)
+                begin = index + 1
+                if index == len(program):
+                    break
+                row = program[index]
+                opcode = Opcode(int(row[0]))
+                field = dict(zip(FIELDS[opcode], row[1:].tolist(), strict=False))
+                inputs = int(state[self._words[_COUNTS[RowSet(field["rows"])]]])
+                rows, factor = 16 * field["blocks"], np.int64(field["factor"]).view(np.float64).astype(np.float32)
+                x = _matrix_at(field["x_codes"], inputs, field["x_columns"], field["x_stride"])
+                out = _matrix_at(field["out"], inputs, rows, field["out_stride"])
+                for expert, first, end in self._parts(opcode, field, inputs):
+                    values = product(self._products[index], x[first:end], expert) * factor
+                    if field["bias"]:
+                        address = field["bias"] + expert * field.get("bias_step", 0)
+                        values += _matrix_at(address, 1, rows, 4 * rows)[:, : values.shape[1]]
+                    target = out[first:end, : values.shape[1]]
+                    np.add(target, values, out=target) if field["add"] else np.copyto(target, values)
+            return True
+
+        self._execute = run
+        try:
+            return self.forward(batch)
+        finally:
+            self._execute = self._team.run
+
+    @staticmethod
+    def _parts(opcode: Opcode, field: Mapping[str, int], inputs: int) -> list[tuple[int, int, int]]:
+        """(expert, first, end) of the rows of a product that one expert's weights, or all of them, are for."""
+        if opcode is Opcode.MATMUL:
+            return [(0, 0, inputs)] if inputs else []
+        firsts = np.ctypeslib.as_array((ctypes.c_int32 * (field["count"] + 1)).from_address(field["firsts"])).tolist()
+        return [(expert, first, end) for expert, (first, end) in enumerate(pairwise(firsts)) if first < end]
+
     def timed(self, batch: Batch) -> list[OperationTime]:
         """Compute a batch an operation at a time, for its times; each has some microseconds more than in a step."""
         times: list[OperationTime] = []
@@ -376,6 +436,11 @@ class Decoder:
                 return
             if layer is not None:
                 weights.give_back(layer)
+
+    @property
+    def states(self) -> NDArray[np.float32]:
+        """float32 (max_tokens, hidden): what the last layer gave for the tokens of the last batch, before the norm."""
+        return self._x
 
     @property
     def cancelled(self) -> bool:

@@ -125,7 +125,7 @@ class Manifest:
 
     name: str
     spec: ModelSpec
-    recipe: dict[str, str | int | list[str]]
+    recipe: dict[str, str | int | float | list[str]]
     end_ids: tuple[Annotated[int, Field(ge=0, le=1 << 24)], ...]
     defaults: dict[str, float | int]
     licence: str
