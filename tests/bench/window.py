@@ -1,7 +1,8 @@
-"""Measures the window: `python tests/bench/window.py` prints frame gaps, opening times and the share of a core.
+"""Measures the window: `python -m tests.bench.window [MODEL...]` prints frame gaps, opening times, shares of a core.
 
-Needs no model: a scripted engine writes faster than any real one. The share is
-that of the window's own thread, so the engine's work is not in it.
+Without a model a scripted engine writes faster than any real one; with models
+the real engine answers, too, and competes for the cores. The share of an answer
+is that of the window's own thread, so the engine's work is not in it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from PySide6.QtCore import QEventLoop, Qt, QTimer
 from gui.app import Folders, create_application, create_window, finish
 from gui.data.preferences import PreferencesFile
 from gui.data.store import Message
+from gui.session import Session
+from gui.window import Window
 from tests.scripted import ScriptedApi
 
 FRAME_MS = 16
@@ -63,55 +66,104 @@ class Gaps:
         }
 
 
+def opened(folder: Path, factory: ScriptedApi | None, model: Path) -> Window:
+    """The window, with a model loaded."""
+    file = PreferencesFile(folder / "settings.json")
+    file.change(language="en", greeted=True, model=str(model))
+    file.save()
+    window = create_window(engine_factory=factory, folders=Folders(folder))
+    window.resize(1280, 800)
+    window.show()
+    wait(lambda: window.session.state.kind in {"ready", "failed"}, 120)
+    if window.session.state.kind != "ready":
+        raise SystemExit(window.session.state.sentence or "the model was not loaded in time")
+    return window
+
+
+def closed(window: Window) -> None:
+    """Close it and wait for what is behind it."""
+    window.close()
+    finish(window)
+
+
+def idle(seconds: float = 3.0) -> float:
+    """The share of a core that the whole program takes while nothing is asked of it."""
+    begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+    wait(lambda: False, seconds)
+    return round((time.process_time() - begin_cpu_s) / (time.perf_counter() - begin_s), 4)
+
+
+def long_conversation(session: Session, window: Window) -> int:
+    """Milliseconds until a conversation of a thousand messages is on the screen."""
+    parent = None
+    session.store.create("long", "A thousand messages")
+    for number in range(1000):
+        role = "assistant" if number % 2 else "user"
+        session.store.add(Message(f"m{number}", "long", parent, role, PARAGRAPH * (10 if number % 2 else 2)))
+        parent = f"m{number}"
+    session.store.flush(60)
+    begin_s = time.perf_counter()
+    session.open("long")
+    window.repaint()
+    return round((time.perf_counter() - begin_s) * 1000)
+
+
+def answer(session: Session, question: str, limit_s: float) -> dict[str, object]:
+    """Frame gaps and the share of a core of the window's own thread while an answer is written."""
+    session.new_chat()
+    gaps, begin_s, begin_cpu_s = Gaps(), time.perf_counter(), time.thread_time()
+    session.send(question)
+    wait(lambda: not session.running, limit_s)
+    seconds, cpu_s = time.perf_counter() - begin_s, time.thread_time() - begin_cpu_s
+    facts = session.chat.turns[-1].message.facts
+    count = int(facts.get("completion_tokens", 0))
+    return {
+        "tokens": count,
+        "tokens_per_s": round(count / seconds, 1),
+        "share_of_a_core": round(cpu_s / seconds, 3),
+        "share_at_30_tokens_per_s": round(cpu_s / max(1, count) * 30, 4),
+        "frames": gaps.end(),
+    }
+
+
+def scripted(folder: Path) -> dict[str, object]:
+    """Figures of the window alone: the engine is a script that writes faster than any real one."""
+    (folder / "models").mkdir(parents=True)
+    script = ScriptedApi(folder / "models")
+    window = opened(folder, script, script.add_model())
+    count = 20_000
+    script.tokens = [PARAGRAPH[at % 60 : at % 60 + 4] + ("\n\n" if at % 40 == 0 else "") for at in range(count)]
+    script.token_s = 0.001
+    found: dict[str, object] = {
+        "open_1000_messages_ms": long_conversation(window.session, window),
+        "long_answer": answer(window.session, "Write a long answer.", 300),
+        "idle_share_of_a_core": idle(),
+    }
+    closed(window)
+    return found
+
+
+def real(folder: Path, model: Path) -> dict[str, object]:
+    """Figures beside the real engine, which wants all cores for itself."""
+    folder.mkdir(parents=True)
+    window = opened(folder, None, model)
+    window.session.preferences.change(sampling={"max_tokens": 400, "temperature": 0.0})
+    found = {
+        "long_answer": answer(window.session, "Tell a long story about a lighthouse keeper.", 300),
+        "idle_share_of_a_core": idle(),
+    }
+    closed(window)
+    return found
+
+
 def main() -> None:
     """Measure, and print one JSON object."""
     create_application(["bench"])
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "models").mkdir()
-        script = ScriptedApi(folder / "models")
-        file = PreferencesFile(folder / "settings.json")
-        file.change(language="en", greeted=True, model=str(script.add_model()))
-        file.save()
-        window = create_window(engine_factory=script, folders=Folders(folder))
-        session = window.session
-        window.resize(1280, 800)
-        window.show()
-        wait(lambda: session.state.kind == "ready", 20)
-        found: dict[str, object] = {}
-
-        messages, parent = [], None
-        for number in range(1000):
-            role = "assistant" if number % 2 else "user"
-            messages.append(Message(f"m{number}", "long", parent, role, PARAGRAPH * (10 if number % 2 else 2)))
-            parent = f"m{number}"
-        session.store.create("long", "A thousand messages")
-        for message in messages:
-            session.store.add(message)
-        session.store.flush(60)
-        begin_s = time.perf_counter()
-        session.open("long")
-        window.repaint()
-        found["open_1000_messages_ms"] = round((time.perf_counter() - begin_s) * 1000)
-
-        session.new_chat()
-        count = 20_000
-        script.tokens = [PARAGRAPH[at % 60 : at % 60 + 4] + ("\n\n" if at % 40 == 0 else "") for at in range(count)]
-        script.token_s = 0.001
-        gaps, begin_s, begin_cpu_s = Gaps(), time.perf_counter(), time.thread_time()
-        session.send("Write a long answer.")
-        wait(lambda: not session.running, 300)
-        seconds, cpu_s = time.perf_counter() - begin_s, time.thread_time() - begin_cpu_s
-        found["long_answer"] = {
-            "tokens": count,
-            "tokens_per_s": round(count / seconds),
-            "share_of_a_core": round(cpu_s / seconds, 3),
-            "share_at_30_tokens_per_s": round(cpu_s / count * 30, 4),
-            "frames": gaps.end(),
-        }
-        print(json.dumps(found, indent=1))  # noqa: T201 (what the command is for)
-        window.close()
-        finish(window)
+        found = {"window_alone": scripted(Path(name) / "scripted")}
+        for number, model in enumerate(sys.argv[1:]):
+            found[f"with {Path(model).stem}"] = real(Path(name) / str(number), Path(model).resolve())
+    print(json.dumps(found, indent=1))  # noqa: T201 (what the command is for)
 
 
 if __name__ == "__main__":
