@@ -459,7 +459,7 @@ class Bridge(QObject):
             ModelEntry(
                 model.path,
                 model.name,
-                model.format,
+                engine_words(model.format),
                 model.disk_bytes,
                 model.parameters,
                 model.context,

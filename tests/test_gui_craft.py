@@ -25,11 +25,36 @@ from gui.chat.markdown import write_markdown, write_plain
 from gui.kit.controls import Elided
 
 PAGES = ("chat", "models", "diagnostics", "server", "settings")
+VIEWS = (*PAGES, "report", "quality", "conversion", "comparison", "measured")
 
 
-def walk(driver, page):
-    """Every widget of a page that can be seen, and the rail."""
-    driver.window.show_page(page)
+def walk(driver, view):
+    """Every widget that can be seen of a page, or of something that one does there; and the rail."""
+    match view:
+        case "report" | "quality" | "conversion":
+            driver.drop(driver.folder)
+            driver.until(lambda: driver.has("convert"))
+            if view == "quality":
+                driver.click("chooseQuality")
+            elif view == "conversion":
+                driver.click("convert")
+                driver.until(lambda: driver.has("chatWith"))
+        case "comparison":
+            driver.script.add_model("Another", 1000)
+            driver.click("pageModels")
+            driver.until(lambda: len(driver.session.models) > 1)
+            driver.click("compareModels")
+            driver.until(lambda: driver.has("compareStart"))
+            driver.find("compareMessage", QPlainTextEdit).setPlainText("Which is it?")
+            driver.click("compareStart")
+            driver.until(lambda: driver.has("voteFirst"))
+        case "measured":
+            driver.session.preferences.change(bandwidth_gb=11.2)
+            driver.click("pageDiagnostics")
+            driver.click("benchmark")
+            driver.until(lambda: driver.has("layerColumns"))
+        case _:
+            driver.window.show_page(view)
     driver.qtbot.wait(60)
     return [widget for widget in driver.window.findChildren(QWidget) if widget.isVisible()]
 
@@ -41,7 +66,7 @@ def test_words_have_room(open_window, language, text_size):
     driver.ask("Hello?")
     driver.window.resize(1500, 900)
     short = []
-    for page in PAGES:
+    for page in VIEWS:
         for widget in walk(driver, page):
             if isinstance(widget, Elided) or not isinstance(widget, QLabel | QPushButton | QToolButton):
                 continue
@@ -62,7 +87,7 @@ def test_screen_readers_get_a_name_and_a_kind_for_everything_that_takes_the_focu
     driver = open_window()
     driver.script.tokens = ["<think>hm</think>Here:\n\n```py\nx = 1\n```\n"]
     driver.ask("Hello?")
-    for page in PAGES:
+    for page in VIEWS:
         for widget in walk(driver, page):
             if widget.focusPolicy() == Qt.FocusPolicy.NoFocus or widget.objectName().startswith("qt_"):
                 continue
@@ -75,7 +100,7 @@ def test_screen_readers_get_a_name_and_a_kind_for_everything_that_takes_the_focu
             assert interface.role() != QAccessible.Role.NoRole, (page, widget.objectName())
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", VIEWS)
 def test_the_tab_key_goes_through_a_page_and_comes_back(open_window, page):
     driver = open_window()
     driver.ask("Hello?")

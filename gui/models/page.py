@@ -56,7 +56,13 @@ class ModelsPage(Page):
         self._jobs.setSpacing(10)
         self.column.addLayout(self._jobs)
         self.column.addSpacing(10)
-        self.column.addWidget(label(tr("Library"), "heading"))
+        head = QHBoxLayout()
+        head.setSpacing(10)
+        head.addWidget(label(tr("Library"), "heading"))
+        self._total = label("", "caption")
+        self._total.setObjectName("libraryTotal")
+        head.addWidget(self._total, 1, Qt.AlignmentFlag.AlignBottom)
+        self.column.addLayout(head)
         self._library = QVBoxLayout()
         self._library.setSpacing(10)
         self.column.addLayout(self._library)
@@ -231,6 +237,8 @@ class ModelsPage(Page):
             self._library.addWidget(row)
         if not entries:
             self._library.addWidget(label(tr("Models you convert are kept here."), "muted"))
+        total = sum(entry.disk_bytes for entry in entries)
+        self._total.setText(tr("{size} on the disk", size=size_words(total)) if total else "")
         self._compare.setVisible(len(self._session.models) > 1)
         comparison: CompareCard
         for comparison in self.findChildren(CompareCard):

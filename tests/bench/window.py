@@ -35,7 +35,7 @@ def wait(test: object, limit_s: float) -> None:
     loop = QEventLoop()
     until_s = time.monotonic() + limit_s
     while not test() and time.monotonic() < until_s:  # type: ignore[operator]
-        QTimer.singleShot(5, loop.quit)
+        QTimer.singleShot(50, loop.quit)  # seldom: looking costs time, too
         loop.exec()
 
 
@@ -88,8 +88,11 @@ def closed(window: Window) -> None:
 
 def idle(seconds: float = 3.0) -> float:
     """The share of a core that the whole program takes while nothing is asked of it."""
+    wait(lambda: False, 2)  # what was written is being stored
     begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
-    wait(lambda: False, seconds)
+    loop = QEventLoop()
+    QTimer.singleShot(round(seconds * 1000), loop.quit)
+    loop.exec()
     return round((time.process_time() - begin_cpu_s) / (time.perf_counter() - begin_s), 4)
 
 
