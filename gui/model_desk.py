@@ -172,7 +172,9 @@ class ModelDesk(QObject):
 
         match event:
             case api.Loaded(model=model):
-                self.state = ModelState("ready", self.state.path or model.path, model.name, model=model)
+                path = self.state.path or model.path
+                starter = next((entry.name for entry in self.models if entry.starter and entry.path == path), "")
+                self.state = ModelState("ready", path, starter or model.name, model=model)
                 for sentence in model.notices:
                     self.notice.emit(engine_words(sentence), "note")
                 self._model_settled()

@@ -1,4 +1,4 @@
-"""Writing a message: Enter that belongs to an input method never sends."""
+"""Writing a message: Enter that belongs to an input method never sends (case G01)."""
 
 from __future__ import annotations
 

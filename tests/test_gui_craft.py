@@ -149,6 +149,7 @@ def test_dialogs_name_their_fields_and_leave_enter_to_the_input_method(open_wind
     ],
 )
 def test_each_paragraph_has_its_own_direction(qapp, text, direction):
+    """Case G14."""
     for write in (write_markdown, write_plain):
         document = QTextDocument()
         write(document, text)
@@ -165,6 +166,7 @@ def test_code_stays_left_to_right(open_window):
 
 
 def test_a_port_that_is_taken_is_said(open_window):
+    """Case G13."""
     driver = open_window()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

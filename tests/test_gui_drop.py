@@ -1,4 +1,4 @@
-"""Drops: paths are decoded once, by Qt; what is no model is refused in words; nothing is fetched."""
+"""Drops: paths are decoded once, by Qt; what is no model is refused in words; nothing is fetched (case G09)."""
 
 from __future__ import annotations
 

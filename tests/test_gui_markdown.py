@@ -1,4 +1,7 @@
-"""Answers are Markdown and nothing else: no text vanishes, no tag acts, no image is fetched, nothing takes long."""
+"""Answers are Markdown and nothing else.
+
+No text vanishes, no tag acts (case G02), no image is fetched (case G03), nothing takes long.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The window is on the screen before the engine is imported, and closing it in any state ends everything in time."""
+"""The window is on the screen before the engine is imported; closing it in any state ends everything (case G07).
+
+One window at a time, whatever a killed one left behind (case G13).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations on disk: found again, searched, and never lost, whatever happens to the file."""
+"""Conversations on disk: found again, searched, and never lost, whatever happens to the file (case G05)."""
 
 from __future__ import annotations
 

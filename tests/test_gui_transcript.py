@@ -147,7 +147,7 @@ def test_an_answer_ends_with_the_parts_it_grew(view):
 
 
 def test_two_hundred_tokens_a_second_into_a_long_chat(view, qtbot):
-    """G08 in small: five seconds of tokens, code blocks among them; the longest gap between frames is short."""
+    """Case G08 in small: five seconds of tokens, code blocks among them; the longest gap between frames is short."""
     view.model.show([*chat(500), turn("g", content="", state="growing", activity=Activity("writing"))])
     gaps, last, state = [], [time.perf_counter()], {"text": "", "count": 0}
 
