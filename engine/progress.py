@@ -14,7 +14,7 @@ __all__ = ["Progress", "Stage", "finish"]
 
 T = TypeVar("T")
 
-Stage = Literal["compile", "load", "queue", "prefill", "decode", "convert", "verify", "measure", "batch"]
+Stage = Literal["compile", "load", "queue", "prefill", "decode", "convert", "verify", "measure", "batch", "copy"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging.handlers import TimedRotatingFileHandler
@@ -33,9 +34,10 @@ _CLOSING_S = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where the window keeps things."""
+    """Where the window keeps things. missing: the folder that could not be made, in whose place `data` is for now."""
 
     data: Path
+    missing: Path | None = None
 
 
 def create_application(arguments: Sequence[str]) -> QApplication:
@@ -75,10 +77,24 @@ def create_window(*, engine_factory: EngineFactory | None = None, folders: Folde
             ),
             "warning",
         )
+    if folders.missing is not None:
+        notices.append(
+            tr("{path} cannot be written.", path=folders.missing)
+            + " "
+            + tr("Conversations of this session are not kept.")
+        )
     for sentence in notices:
         window.say(sentence, "problem")
     window.painted.connect(bridge.start)
     return window
+
+
+def _folders() -> Folders:
+    """The user's folders; temporary ones for who has no home that can be written."""
+    try:
+        return Folders(data_folder())
+    except OSError as error:
+        return Folders(Path(tempfile.mkdtemp(prefix="inglenook-")), Path(error.filename or Path.home()))
 
 
 def _open_store(path: Path, bridge: Bridge, notices: list[str]) -> Store:
@@ -120,7 +136,7 @@ def main(
 
     Where a window is open over the same data, that one comes forward and this start ends.
     """
-    folders = folders or Folders(data_folder())
+    folders = folders or _folders()
     claim = Claim(folders.data)
     if not claim.take():
         if sys.stderr is not None:  # a packaged program on Windows has none

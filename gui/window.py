@@ -38,6 +38,7 @@ from gui.kit.shortcuts import Shortcuts
 from gui.kit.theme import look
 from gui.models.page import ModelsPage
 from gui.pages.diagnostics import DiagnosticsPage
+from gui.pages.manual import Manual
 from gui.pages.server import ServerPage
 from gui.pages.settings import SettingsPage
 from gui.session import Session
@@ -104,6 +105,7 @@ class Window(QMainWindow):
         self.server_page = ServerPage(self.session)
         self.settings_page = SettingsPage(self.session)
         self.settings_page.tune_asked.connect(self._tune)
+        self.settings_page.manual_asked.connect(self.show_manual)
         self._buttons = QButtonGroup(rail)
         self._places: dict[str, int] = {}
         self._add_page(column, "chat", tr("Chat"), self.chat_page)
@@ -154,6 +156,7 @@ class Window(QMainWindow):
                 "larger": lambda: self._resize_text(10),
                 "smaller": lambda: self._resize_text(-10),
                 "shortcuts": self._show_shortcuts,
+                "manual": self.show_manual,
                 "chat_page": lambda: self.show_page("chat"),
                 "models_page": lambda: self.show_page("models"),
                 "diagnostics_page": lambda: self.show_page("diagnostics"),
@@ -216,6 +219,14 @@ class Window(QMainWindow):
     def _show_shortcuts(self) -> None:
         self.show_page("settings")
         self.settings_page.show_shortcuts()
+
+    def show_manual(self) -> None:
+        """Open the manual; the one that is open comes forward."""
+        opened: list[Manual] = list(self.findChildren(Manual))
+        manual = opened[0] if opened else Manual(self)
+        manual.show()
+        manual.raise_()
+        manual.activateWindow()
 
     def _resize_text(self, step: int) -> None:
         size = max(80, min(200, self.session.preferences.values.text_size + step))

@@ -1,7 +1,8 @@
-"""Sets Inglenook up from a clone, then starts it or tests it. Needs nothing but Python.
+"""Sets Inglenook up from a clone, then starts it, tests it or packages it. Needs nothing but Python.
 
-    python3 installer/setup.py run     the window; on a machine without a screen, a chat in the terminal
-    python3 installer/setup.py test    style, types and tests; further arguments go to pytest
+    python3 installer/setup.py run      the window; on a machine without a screen, a chat in the terminal
+    python3 installer/setup.py test     style, types and tests; further arguments go to pytest
+    python3 installer/setup.py package  the program as one folder, and what people install, in `dist`
 
 Uses the virtual environment that is active, else makes `.venv` beside this
 folder. The second time it finds everything done and is quick.
@@ -45,6 +46,9 @@ NEEDED_WITH_SCREEN = {
     "libxkbcommon-x11.so.0": "libxkbcommon-x11-0",
 }
 
+# A screen, keys and a mouse for trying the packaged window; binutils are what PyInstaller looks into libraries with.
+PROGRAMS = {"Xvfb": "xvfb", "xdotool": "xdotool", "objdump": "binutils"}
+
 
 class SetupError(Exception):
     """Setting up cannot go on; the text says why and what to do."""
@@ -54,7 +58,7 @@ def main() -> int:
     """Returns the exit code."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace", line_buffering=True)  # type: ignore[union-attr]
-    work = {"run": run, "test": test}.get(" ".join(sys.argv[1:2]))
+    work = {"run": run, "test": test, "package": package}.get(" ".join(sys.argv[1:2]))
     if work is None:
         print(__doc__, file=sys.stderr)
         return 2
@@ -90,17 +94,22 @@ def test() -> int:
     python = environment()
     system_libraries(ALWAYS_NEEDED)
     packages(python, ["dev"])
+    checks = {"style": ["-m", "ruff", "check", "."], "types": ["-m", "mypy"], "tests": ["-m", "pytest", *sys.argv[2:]]}
     failed = []
-    for name, command in {
-        "style": ["-m", "ruff", "check", "."],
-        "types": ["-m", "mypy"],
-        "tests": ["-m", "pytest", *sys.argv[2:]],
-    }.items():
+    for name, command in checks.items():
         say(f"Checking {name}")
         if start([python, *command], {"QT_QPA_PLATFORM": "offscreen"}):
             failed.append(name)
     say(f"Failed: {', '.join(failed)}" if failed else "Everything passed")
     return 1 if failed else 0
+
+
+def package() -> int:
+    """Set up what packaging takes, and make the program for this system."""
+    python = environment()
+    system_libraries(ALWAYS_NEEDED | NEEDED_WITH_SCREEN, PROGRAMS)
+    packages(python, ["package"])
+    return start([python, "installer/package.py"])
 
 
 def environment() -> str:
@@ -122,13 +131,14 @@ def environment() -> str:
     return str(python)
 
 
-def system_libraries(needed: dict[str, str]) -> None:
-    """Install the system libraries that are missing; name them, and go on, where that is not allowed."""
+def system_libraries(needed: dict[str, str], programs: dict[str, str] | None = None) -> None:
+    """Install the libraries and programs that are missing; name them, and go on, where that is not allowed."""
     if sys.platform != "linux":
         return
-    missing = sorted({package for library, package in needed.items() if not loads(library)})
-    if missing and not apt_install(missing):
-        names = " ".join(missing)
+    missing = {package for library, package in needed.items() if not loads(library)}
+    missing |= {package for program, package in (programs or {}).items() if not shutil.which(program)}
+    if missing and not apt_install(sorted(missing)):
+        names = " ".join(sorted(missing))
         say(f"The window lacks system libraries; on Debian or Ubuntu: sudo apt-get install {names}")
 
 

@@ -176,12 +176,15 @@ def test_the_running_engine_never_imports_numba(tmp_path: Path, compiled_kernels
 
 def test_nothing_points_at_the_machine_it_was_written_on() -> None:
     absolute = re.compile(r"(?<![\w./])/(?:home|root|work|Users|tmp)/[\w.]+|[A-Z]:\\+Users\\+\w+")
-    kept = {".ci", ".gitignore"}
+    kept = {".ci", ".github", ".gitignore"}
+    made = {ROOT / "build", ROOT / "dist"}  # by packaging
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [
             name
             for name in folders
-            if (name[0] != "." or name in kept) and not (Path(folder, name, "pyvenv.cfg").exists())
+            if (name[0] != "." or name in kept)
+            and not Path(folder, name, "pyvenv.cfg").exists()
+            and Path(folder, name) not in made
         ]
         for file in (Path(folder, name) for name in names if name[0] != "." or name in kept):
             if file.suffix in {".py", ".toml", ".md", ".json", ".txt", ".qss", ".svg", ""}:

@@ -88,6 +88,16 @@ def test_test_runs_every_check_also_after_one_failed(
     assert call(setup, monkeypatch, "test") == 0
 
 
+def test_package_makes_everything_and_needs_no_tools_of_developers(
+    setup: ModuleType, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert call(setup, monkeypatch, "package") == 0
+    assert machine.started("--editable", f"{tmp_path}[package]")
+    assert machine.commands[-1][1:] == ["installer/package.py"]
+    machine.broken = {"installer/package.py"}
+    assert call(setup, monkeypatch, "package") == 1
+
+
 def test_a_changed_project_is_installed_again_with_what_it_had(
     setup: ModuleType, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -134,6 +134,43 @@ def verify(
 
 
 @app.command
+def split(
+    model: Annotated[str, Parameter(help="A .nook file, a name of the library, a GGUF file or a model folder.")],
+    /,
+    *,
+    out: Annotated[str, Parameter(name=["--out", "-o"], help="The folder for the parts, on a stick for example.")],
+    part_mb: Annotated[
+        int, Parameter(converter=whole_number, help="The most a part may have, in millions of bytes.")
+    ] = 4000,
+    as_json: Json = False,
+) -> None:
+    """Cut a model into parts that fit on a FAT32 stick. Started again after an interruption, it goes on."""
+    made = follow(api.split(model, out, part_mb=part_mb))
+    if as_json:
+        write_json({"path": str(made)})
+    else:
+        write(f"{made}: join the parts with `inglenook join {out}`\n")
+
+
+@app.command
+def join(
+    parts: Annotated[str, Parameter(help="The folder of the parts.")],
+    /,
+    *,
+    out: Annotated[
+        str | None, Parameter(name=["--out", "-o"], help="A folder or a new path; the library without it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a model of its parts, checking each. Started again, also when further parts have come, it goes on."""
+    made = follow(api.join(parts, out))
+    if as_json:
+        write_json({"path": str(made)})
+    else:
+        write(f"{made}: every part is as it was written\n")
+
+
+@app.command
 @with_settings(without=[*_OF_MANY, *_OF_ANSWERS])
 def perplexity(
     model: ModelName,
@@ -307,17 +344,28 @@ def diagnose(
         bool,
         Parameter(negative=(), show_default=False, help="Find and remember the best number of threads; ten seconds."),
     ] = False,
-    model: Annotated[str, Parameter(help="The model to find it for, and for all of about its size.")] = api.STARTER,
+    network: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Let a model answer and watch for network connections; exit code 1 if anything leaves this computer.",
+        ),
+    ] = False,
+    model: Annotated[str, Parameter(help="The model that --autotune and --network work with.")] = api.STARTER,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Say what this computer offers the engine."""
     findings = api.diagnose(benchmark=benchmark)
+    if network:
+        findings["network"] = follow(api.network(model)) or {}
     if autotune:
         findings["autotune"] = follow(api.autotune(model)) or {}
     if as_json:
         write_json(findings)
     else:
         write(table(list(_flat(findings))))
+    return 0 if findings.get("network", {}).get("offline", True) else ResourceError.exit_code
 
 
 @library.default
@@ -535,5 +583,7 @@ def _finding_text(value: Any) -> str:
             return f"{value:.2f}"
         case list() | tuple():
             return ", ".join(map(_finding_text, value)) or "none"
+        case dict():
+            return " ".join(f"{key}={_finding_text(item)}" for key, item in value.items())
         case _:
             return str(value)

@@ -35,6 +35,7 @@ _STAGES = {
     "verify": "Verifying",
     "measure": "Measuring",
     "batch": "Answering",
+    "copy": "Copying",
 }
 _USUALLY_BRIEF = {"load", "queue", "prefill", "decode"}
 _BRIEF_S = 0.5

@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine import __version__
 from engine.folders import library_folder, program_folder
 from engine.settings import EngineSettings
 from gui.data.preferences import Preferences
@@ -52,6 +53,8 @@ class SettingsPage(Page):
 
     tune_asked = Signal()
 
+    manual_asked = Signal()
+
     def __init__(self, session: Session) -> None:
         super().__init__("settingsPage", tr("Settings"), _WIDTH)
         self._session = session
@@ -84,6 +87,7 @@ class SettingsPage(Page):
         self.column.addWidget(made)
         self.column.addWidget(self._make_shortcuts())
         self.column.addWidget(self._make_places())
+        self.column.addWidget(self._make_about())
         self.column.addStretch(1)
         session.preferences.changed.connect(self._show)
         session.model_changed.connect(self._show)
@@ -117,6 +121,17 @@ class SettingsPage(Page):
         self._clash.setObjectName("shortcutClash")
         self._clash.hide()
         column.addWidget(self._clash)
+        return made
+
+    def _make_about(self) -> QFrame:
+        made, column = card(tr("Help"))
+        row = QHBoxLayout()
+        row.addWidget(label(f"Inglenook {__version__}", "muted"), 1)
+        manual = button(tr("Manual"))
+        manual.setObjectName("openManual")
+        manual.clicked.connect(self.manual_asked)
+        row.addWidget(manual)
+        column.addLayout(row)
         return made
 
     def _make_places(self) -> QFrame:
