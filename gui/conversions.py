@@ -171,7 +171,8 @@ def _discard(api: Any, job: Job) -> Iterator[object]:
 def _target(folder: Path, name: str, conversion: Conversion) -> Path:
     """A free file name in the library, readable on every system."""
     safe = "".join(letter if letter.isalnum() or letter in " ._-()" else "-" for letter in name).strip(" .")[:80]
-    stem = f"{safe or 'model'}-{'f16' if conversion.bits == 16 else f'int{conversion.bits}-g{conversion.group_size}'}"
+    quality = "f16" if conversion.bits == 16 else f"int{conversion.bits}-g{conversion.group_size}"
+    stem = f"{safe or 'model'}-{quality if conversion.level == 'plain' else conversion.level}"
     target = folder / f"{stem}.nook"
     count = 1
     while target.exists():

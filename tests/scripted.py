@@ -57,6 +57,10 @@ def report(path: Path, **changes: Any) -> api.ModelReport:
             ("16 bit", 16, 32, 988_000_000),
         )
     )
+    sizes += tuple(
+        api.SizeChoice(f"{level} (int4, group 32)", Conversion(level=level), size, 8 * size / 494e6, 210.0)
+        for level, size in (("small", 318_000_000), ("balanced", 346_000_000), ("best", 441_000_000))
+    )
     values: dict[str, Any] = {
         "path": path,
         "kind": "folder",

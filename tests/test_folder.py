@@ -421,12 +421,15 @@ def test_a_report_of_a_sound_folder(tmp_path):
         "int4, group 64",
         "int8, group 128",
         "bfloat16",
+        "small (int4, group 32)",
+        "balanced (int4, group 32)",
+        "best (int6, group 32)",
     ]  # int4 in groups of 128 and 256 would save nothing for padding: the toy's tensors have 64 and 96 columns
     for choice in report.sizes:
         finish(convert(folder, tmp_path / "out.nook", choice.conversion))
         made = inspect(tmp_path / "out.nook", tensors=True)
-        assert made.source_dtype == choice.label
-        assert 0 <= made.disk_bytes - choice.file_bytes < 40_000
+        assert made.source_dtype in choice.label
+        assert abs(made.disk_bytes - choice.file_bytes) < 40_000
         assert [info.name for info in made.tensors] == [info.name for info in report.tensors]
         assert made.parameters == report.parameters
     assert report.memory_bytes.keys() == {256}

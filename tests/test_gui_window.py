@@ -592,6 +592,24 @@ def test_drop_look_convert_chat(open_window):
     assert driver.ask("Hello?") == "Hello, world."
 
 
+def test_a_level_of_quality_is_chosen(open_window):
+    driver = open_window(model=False)
+    driver.drop(driver.folder)
+    driver.until(lambda: driver.has("convert"))
+    driver.click("chooseQuality")
+    assert driver.has("groupSize")
+    driver.click("qualityBalanced")
+    assert not driver.has("groupSize")  # the level decides it
+    assert "takes 346 MB" in driver.texts("reportNeed")[0]
+    assert "about 4 min" in driver.texts("reportNeed")[0]
+    driver.find("keepRules", QLineEdit).setText("head=q8  *.down=f16")
+    driver.click("convert")
+    driver.until(lambda: driver.has("chatWith"))
+    _source, out, conversion, _resume = driver.script.conversions[0]
+    assert (conversion.level, conversion.keep) == ("balanced", ("head=q8", "*.down=f16"))
+    assert out.name == "Qwen2.5 Coder 0.5B Instruct-balanced.nook"
+
+
 def test_a_conversion_is_cancelled_and_made_later(open_window):
     driver = open_window(model=False)
     driver.script.step_s, driver.script.convert_steps = 0.05, 200

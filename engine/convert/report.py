@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.convert.folder import Found, describe, find_model, model_name
-from engine.convert.recipe import recipe, recipe_bytes
+from engine.convert.recipe import calibrated, recipe, recipe_bytes, searched, spare_bytes
 from engine.convert.source import NO_TOKENIZER_NOTICE, Source, check_tokenizer, open_source
 from engine.convert.values import ModelReport, Problem, SizeChoice, TensorInfo
 from engine.core.cpu import machine
@@ -32,9 +32,11 @@ _CHOICES = (
     *(Conversion(bits=4, group_size=group) for group in (32, 64, 128, 256)),
     Conversion(bits=8, group_size=128),
     Conversion(bits=16),
+    *(Conversion(level=level) for level in ("small", "balanced", "best")),
 )
 # Weights that one core of a usual laptop rounds in a second, by bits; bytes that a usual disk reads or writes.
 _WEIGHTS_PER_CORE_S = {4: 50e6, 8: 150e6, 16: 150e6}
+_FITTED_PER_CORE_S = 1.5e6  # weights that are fitted to a sample text
 _DISK_BYTES_S = 500e6
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768)
 
@@ -156,7 +158,7 @@ def _worthwhile(choices: Sequence[SizeChoice]) -> tuple[SizeChoice, ...]:
     kept: list[SizeChoice] = []
     for choice in choices:
         same_bits = [other.file_bytes for other in kept if other.conversion.bits == choice.conversion.bits]
-        if not same_bits or choice.file_bytes < min(same_bits):
+        if choice.conversion.level != "plain" or not same_bits or choice.file_bytes < min(same_bits):
             kept.append(choice)
     return tuple(kept)
 
@@ -164,20 +166,24 @@ def _worthwhile(choices: Sequence[SizeChoice]) -> tuple[SizeChoice, ...]:
 def _size(source: Source, conversion: Conversion) -> SizeChoice:
     formats = recipe(source.spec, conversion, *source.formats)
     size = recipe_bytes(source.spec, formats)
+    if searched(conversion):
+        size += spare_bytes(source.spec, formats, conversion)
     files = sum(map(len, source.files.values()))
+    label = format_label(source.spec, formats)
     return SizeChoice(
-        format_label(source.spec, formats),
+        label if conversion.level == "plain" else f"{conversion.level} ({label})",
         conversion,
         size + files,
         8 * size / source.spec.parameters,
-        _seconds(source, conversion.bits, size),
+        _seconds(source, conversion, size),
     )
 
 
-def _seconds(source: Source, bits: int, written_bytes: int) -> float:
+def _seconds(source: Source, conversion: Conversion, written_bytes: int) -> float:
     """Rounding keeps all cores busy; the disk reads and writes meanwhile."""
+    rate = _FITTED_PER_CORE_S if calibrated(conversion) else _WEIGHTS_PER_CORE_S[conversion.bits]
     read_bytes = sum(source.bytes(assignment) for assignment in source.assignments)
-    rounding_s = source.spec.parameters / (_WEIGHTS_PER_CORE_S[bits] * min(machine().default_threads, 16))
+    rounding_s = source.spec.parameters / (rate * min(machine().default_threads, 16))
     return max(rounding_s, (read_bytes + written_bytes) / _DISK_BYTES_S)
 
 

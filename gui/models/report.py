@@ -152,14 +152,22 @@ class ReportCard(QFrame):
         column = QVBoxLayout(page)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(12)
-        row = QHBoxLayout()
-        row.setSpacing(10)
         self._qualities = QButtonGroup(self)
-        for bits in dict.fromkeys(size.conversion.bits for size in self._report.sizes):
-            choice = _QualityButton(bits)
-            self._qualities.addButton(choice, bits)
-            row.addWidget(choice, 1)
-        column.addLayout(row)
+        kinds = list(dict.fromkeys(_kind(size.conversion) for size in self._report.sizes))
+        for levels in (False, True):
+            row = QHBoxLayout()
+            row.setSpacing(10)
+            for kind in kinds:
+                if kind.isdecimal() != levels:
+                    choice = _QualityButton(kind)
+                    self._qualities.addButton(choice, kinds.index(kind))
+                    row.addWidget(choice, 1)
+            if levels and row.count():
+                words = tr(
+                    "Fitted to a sample text in several languages: more faithful at the same size, but slower to make."
+                )
+                column.addWidget(label(words, "caption", wrap=True))
+            column.addLayout(row)
         line_of_group = QHBoxLayout()
         line_of_group.setSpacing(10)
         self._group_label = label(tr("Weights per scale"))
@@ -167,7 +175,8 @@ class ReportCard(QFrame):
         self._group = QComboBox()
         self._group.setObjectName("groupSize")
         self._group.setAccessibleName(tr("Weights per scale"))
-        for group in sorted({size.conversion.group_size for size in self._report.sizes if size.conversion.bits != 16}):
+        conversions = [size.conversion for size in self._report.sizes]
+        for group in sorted({conversion.group_size for conversion in conversions if _grouped(conversion)}):
             self._group.addItem(str(group), group)
         line_of_group.addWidget(self._group)
         self._group_help = label(tr("Fewer is more exact and larger."), "caption", wrap=True)
@@ -196,13 +205,15 @@ class ReportCard(QFrame):
 
     # ---- the choice
 
-    def _size(self, bits: int) -> api.SizeChoice:
-        """The size for these bits with the group that is chosen."""
-        sizes = [size for size in self._report.sizes if size.conversion.bits == bits]
+    def _size(self, kind: str) -> api.SizeChoice:
+        """The size for this quality, with the group that is chosen where there is a choice."""
+        sizes = [size for size in self._report.sizes if _kind(size.conversion) == kind]
         return next((size for size in sizes if size.conversion.group_size == self._group.currentData()), sizes[0])
 
     def _chosen(self) -> api.SizeChoice:
-        return self._size(self._qualities.checkedId())
+        chosen = self._qualities.checkedButton()
+        assert isinstance(chosen, _QualityButton)
+        return self._size(chosen.kind)
 
     def _conversion(self) -> Conversion:
         return self._chosen().conversion.model_copy(update={"keep": tuple(self._rules.text().split())})
@@ -210,13 +221,13 @@ class ReportCard(QFrame):
     def _show_choice(self) -> None:
         for choice in self._qualities.buttons():
             assert isinstance(choice, _QualityButton)
-            size = self._size(choice.bits)
+            size = self._size(choice.kind)
             choice.show_size(size.file_bytes, size.seconds)
         chosen = self._chosen()
         for widget in (self._group_label, self._group, self._group_help):
-            widget.setVisible(chosen.conversion.bits != 16 and self._group.count() > 1)
+            widget.setVisible(_grouped(chosen.conversion) and self._group.count() > 1)
         takes = size_words(chosen.file_bytes)
-        brief = [tr("{bits} bits", bits=chosen.conversion.bits), takes]
+        brief = [self._qualities.checkedButton().text(), takes]
         said = [tr("The new file takes {size}.", size=takes)]
         if chosen.seconds:
             time = duration_words(chosen.seconds)
@@ -246,6 +257,16 @@ class ReportCard(QFrame):
         self._need.setText(joined(said))
 
 
+def _kind(conversion: Conversion) -> str:
+    """What a quality is called among the choices: its level, or its bits."""
+    return str(conversion.bits) if conversion.level == "plain" else conversion.level
+
+
+def _grouped(conversion: Conversion) -> bool:
+    """Whether the number of weights that share a scale can be chosen."""
+    return conversion.level == "plain" and conversion.bits != 16
+
+
 def _finding(sentence: str, *, serious: bool) -> QHBoxLayout:
     """A line about something found."""
     row = QHBoxLayout()
@@ -262,21 +283,25 @@ def _finding(sentence: str, *, serious: bool) -> QHBoxLayout:
 class _QualityButton(QAbstractButton):
     """One quality: what it is good for and how large it becomes."""
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
-        self.bits = bits
-        self.setObjectName(f"quality{bits}")
+        self.kind = kind
+        self.setObjectName(f"quality{kind.capitalize()}")
         self.setCheckable(True)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setText(tr("{bits} bits", bits=bits))
+        titles = {"small": tr("Small"), "balanced": tr("Balanced"), "best": tr("Best")}
+        self.setText(titles.get(kind) or tr("{bits} bits", bits=kind))
         words = {
-            4: tr("Smallest and fastest"),
-            8: tr("Nearly lossless"),
-            16: tr("As the source, slowest"),
+            "4": tr("Smallest and fastest"),
+            "8": tr("Nearly lossless"),
+            "16": tr("As the source, slowest"),
+            "small": tr("4 bits"),
+            "balanced": tr("More bits where it matters"),
+            "best": tr("6 bits"),
         }
-        self._words = words[bits]
+        self._words = words[kind]
         self._size = ""
 
     def show_size(self, count: int, seconds: float) -> None:
