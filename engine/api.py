@@ -106,6 +106,7 @@ __all__ = [
     "convert",
     "data_folder",
     "diagnose",
+    "fidelity",
     "inspect",
     "join",
     "library_folder",
@@ -540,6 +541,34 @@ def join(parts: Path | str, out: Path | str | None = None) -> Generator[Progress
     from engine.convert import courier
 
     yield (yield from courier.join(_path(parts), library_folder() if out is None else _path(out)))
+
+
+def fidelity(
+    file: Path | str,
+    against: Path | str,
+    *,
+    text: Path | str = "",
+    settings: EngineSettings = EngineSettings(),
+    keep: bool = True,
+) -> Generator[Progress | dict[str, Any], None, None]:
+    """How much of its source a `.nook` file still is, by a text (a file; empty: the built-in one) that both read.
+
+    Progress(stage="measure", unit="layers") ..., then {"kl_mean", "kl_99", "top1_agreement", "perplexity",
+    "perplexity_source", "grade": "A" to "D", "meaning", "tokens", "text", "kv", "layers": [{"states", "weights",
+    "worst"}, ...], "worst_layers", "damaged"}; `engine.convert.fidelity` says what they are. The source is streamed.
+
+    keep: the result goes into the file, too; `ModelReport.fidelity` shows it from then on.
+
+    Raises:
+        InputError: file, source or text cannot be used, or file and source are different models
+        ResourceError: the result cannot be written into the file
+    """
+    from engine.convert import fidelity as measured
+    from engine.convert.calibration import sample
+
+    source, given = resolve_model(against), sample(str(text), unseen=True)
+    found = yield from measured.fidelity(resolve_model(file), source, given, kv=settings.kv, keep=keep)
+    yield found.to_json()
 
 
 def perplexity(

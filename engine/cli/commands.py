@@ -171,6 +171,24 @@ def join(
 
 
 @app.command
+def fidelity(
+    file: Annotated[str, Parameter(help="A .nook file.")],
+    /,
+    *,
+    against: Annotated[str, Parameter(help="The folder or GGUF file that it was made from.")],
+    text: Annotated[str, Parameter(show_default=False, help="A UTF-8 text file to compare by; one is built in.")] = "",
+    keep: Annotated[bool, Parameter(help="Also write the result into the file.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Measure how much of its source a .nook file still is, and give it a grade from A to D."""
+    result = follow(api.fidelity(file, against, text=text, keep=keep)) or {}
+    if as_json:
+        write_json(result)
+    else:
+        write(_fidelity_text(result))
+
+
+@app.command
 @with_settings(without=[*_OF_MANY, *_OF_ANSWERS])
 def perplexity(
     model: ModelName,
@@ -522,6 +540,22 @@ def _report_text(report: ModelReport) -> str:
         problems = [("ERROR" if problem.fatal else "note", problem.sentence) for problem in report.problems]
         text += "\n" + table(problems)
     return text
+
+
+def _fidelity_text(result: dict[str, Any]) -> str:
+    rows = [
+        ("grade", f"{result['grade']}: {result['meaning']}"),
+        ("divergence", f"{result['kl_mean']:.4f} nats on average, {result['kl_99']:.4f} at most in 99 % of tokens"),
+        ("same likeliest word", f"{100 * result['top1_agreement']:.1f} % of {result['tokens']:,} tokens"),
+        ("perplexity", f"{result['perplexity']:.3f}, of the source {result['perplexity_source']:.3f}"),
+    ]
+    layers = [("worst layers", "weights lost", "worst tensor", "states off")]
+    for number in result["worst_layers"]:
+        layer = result["layers"][number]
+        layers.append(
+            (str(number), f"{100 * layer['weights']:.2f} %", layer["worst"], f"{100 * layer['states']:.2f} %")
+        )
+    return table(rows) + "\n" + table(layers)
 
 
 def _bench_text(result: dict[str, Any]) -> str:

@@ -31,6 +31,7 @@ WINDOW = 512
 _MOST_WINDOWS = 24
 _PARTS = ("english", "chinese", "code", "mathematics")
 _ASSETS = Path(__file__).resolve().parent.parent.parent / "assets" / "calibration"
+_UNSEEN = "unseen"
 _LARGEST_TEXT = 64 << 20
 
 Ids = NDArray[np.int32]
@@ -49,14 +50,17 @@ class Sample:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def sample(path: str) -> Sample:
+def sample(path: str, *, unseen: bool = False) -> Sample:
     """The user's text, or the built-in one when there is no path.
+
+    unseen: a built-in one that nothing is fitted to.
 
     Raises:
         InputError: there is no such file, or it is no UTF-8 text
     """
     if not path:
-        return Sample(BUILT_IN, "\n\n".join((_ASSETS / f"{part}.txt").read_text(encoding="utf-8") for part in _PARTS))
+        parts = (_UNSEEN,) if unseen else _PARTS
+        return Sample(BUILT_IN, "\n\n".join((_ASSETS / f"{part}.txt").read_text(encoding="utf-8") for part in parts))
     file = Path(path)
     try:
         with file.open("rb") as opened:

@@ -37,18 +37,19 @@ HEADROOM = 2.0
 
 
 class Moments:
-    """Second moments of a product's inputs, in blocks of columns along the diagonal; and of each column."""
+    """Second moments of a product's inputs, in blocks of columns along the diagonal; or (alone) of each column only."""
 
-    def __init__(self, columns: int) -> None:
+    def __init__(self, columns: int, *, alone: bool = False) -> None:
         self.columns = columns
         self.rows = 0
-        self._blocks = [
-            (first, np.zeros((min(_BLOCK, columns - first),) * 2, np.float32)) for first in range(0, columns, _BLOCK)
-        ]
+        self._squares = np.zeros(columns, np.float64)
+        firsts = () if alone else range(0, columns, _BLOCK)
+        self._blocks = [(first, np.zeros((min(_BLOCK, columns - first),) * 2, np.float32)) for first in firsts]
 
     def add(self, x: Float32) -> None:
         """Inputs, float32 (rows, columns)."""
         self.rows += len(x)
+        self._squares += np.einsum("ij,ij->j", x, x)
         for first, block in self._blocks:
             part = x[:, first : first + len(block)]
             np.add(block, part.T @ part, out=block)
@@ -56,8 +57,7 @@ class Moments:
     @property
     def mean_squares(self) -> Float32:
         """float32 (columns,)."""
-        sums = np.concatenate([block.diagonal() for _, block in self._blocks])
-        return (sums / max(1, self.rows)).astype(np.float32)
+        return (self._squares / max(1, self.rows)).astype(np.float32)
 
     def feedback(self) -> Feedback:
         """What `rounded` wants to know of them."""

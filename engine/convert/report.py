@@ -73,6 +73,7 @@ def _of_nook(path: Path, *, tensors: bool) -> ModelReport:
         disk_bytes=disk_bytes,
         memory_bytes=_memory(spec, file.total_bytes),
         problems=tuple(Problem(False, notice) for notice in manifest.notices),
+        fidelity=manifest.fidelity,
     )
     if tensors:
         listed = tuple(

@@ -59,7 +59,7 @@ class Scan:
             moments: dict[str, Moments] = {}
 
             def observe(name: str, x: Float32, _expert: int, into: dict[str, Moments] = moments) -> None:
-                into.setdefault(name, Moments(x.shape[1])).add(x)
+                into.setdefault(name, Moments(x.shape[1], alone=True)).add(x)
 
             after = [model.run(x, observe) for x in plain]
             rough = {}

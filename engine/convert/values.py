@@ -50,7 +50,8 @@ class ModelReport:
 
     family: "Qwen2ForCausalLM", "" when unknown. source_dtype: "bfloat16", or
     "int4, group 32" for a `.nook` file. sizes: empty for a `.nook` file.
-    memory_bytes: context -> RAM needed to run (int4 for sources).
+    memory_bytes: context -> RAM needed to run (int4 for sources). fidelity: of a `.nook` file, once it was measured:
+    as `api.fidelity` gives it, but for layers, which are two lists, "states" and "weights".
     """
 
     path: Path
@@ -70,6 +71,7 @@ class ModelReport:
     memory_bytes: dict[int, int] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     tensors: tuple[TensorInfo, ...] = ()
+    fidelity: dict[str, Any] | None = None
 
     @property
     def usable(self) -> bool:

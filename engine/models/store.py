@@ -51,6 +51,7 @@ __all__ = [
     "copied_nook",
     "footer",
     "header",
+    "manifest_room",
     "open_nook",
     "verify",
 ]
@@ -456,6 +457,12 @@ def header(manifest_offset: int, manifest: bytes, file_bytes: int) -> bytes:
     return _HEADER.pack(_MAGIC, _VERSION, 0, manifest_offset, len(manifest), file_bytes, digest).ljust(
         HEADER_BYTES, b"\0"
     )
+
+
+def manifest_room(beginning: bytes) -> tuple[int, int, int]:
+    """(offset, bytes with the room that is kept, the file's bytes) of the manifest of a file that begins so."""
+    head = _Header(*_HEADER.unpack_from(beginning))
+    return head.manifest_offset, head.manifest_bytes, head.file_bytes
 
 
 def footer(beginning: bytes, file_bytes: int) -> bytes:

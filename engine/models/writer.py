@@ -16,16 +16,27 @@ from dataclasses import replace
 from io import BufferedRandom
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.quant import ALIGNMENT
 from engine.errors import InglenookError, InputError, OutOfSpaceError, ResourceError
-from engine.models.store import FOOTER_BYTES, HEADER_BYTES, Manifest, StoredFile, StoredTensor, blocks, footer, header
+from engine.models.store import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    Manifest,
+    NookFile,
+    StoredFile,
+    StoredTensor,
+    blocks,
+    footer,
+    header,
+    manifest_room,
+)
 
-__all__ = ["NookWriter", "clean_partials"]
+__all__ = ["NookWriter", "clean_partials", "keep_fidelity"]
 
 _PARTIAL, _JOURNAL = ".partial", ".partial.journal"
 _LAYER_ALIGNMENT = 4096
@@ -276,6 +287,30 @@ class NookWriter:
         for path in (self._partial, self._journal_path):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def keep_fidelity(path: Path, report: Mapping[str, Any]) -> None:
+    """Write a report on fidelity into the room that a finished file keeps for it; no tensor's byte changes.
+
+    Raises:
+        InputError, FileDamagedError: as `NookFile.open`; or the report is longer than the room
+        ResourceError: the file cannot be written
+    """
+    manifest = replace(NookFile.open(path).manifest, fidelity=dict(report)).to_json()
+    try:
+        with path.open("r+b") as file:
+            place, room, size = manifest_room(file.read(HEADER_BYTES))
+            if len(manifest) > room:
+                raise InputError(f"{path.name} has no room for a report of {len(report)} entries")
+            manifest += b" " * (room - len(manifest))
+            beginning = header(place, manifest, size)
+            for offset, data in ((place, manifest), (size - FOOTER_BYTES, footer(beginning, size)), (0, beginning)):
+                file.seek(offset)
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ResourceError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _check_name(out: Path) -> None:
