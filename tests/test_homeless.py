@@ -1,4 +1,4 @@
-"""Without a home that can be written the starter still answers and the window still opens, and says what is not kept."""
+"""Without a home that can be written the starter answers, and the window opens and says what is not kept."""
 
 from __future__ import annotations
 
