@@ -271,10 +271,13 @@ def test_each_familys_calls_are_written_and_read(style: CallStyle) -> None:
         assert kept_to(grammar, words + call) == words + call
         assert grammar.allowed()[257] or grammar.complete
         assert read_calls(words + call) == (words.strip("\n"), [arguments])
-    words = "Nothing [to] <do> {here}."
-    grammar = made.grammar(free.kind, free.text)
-    assert kept_to(grammar, words) == words
-    assert grammar.allowed()[257]
+    for words in ("Nothing [to] <do> {here}.", "```python\nprint({})\n```", ""):
+        grammar = made.grammar(free.kind, free.text)
+        assert kept_to(grammar, words) == words
+        assert grammar.allowed()[257]
+    bare = '{"name": "time", "arguments": {}}'
+    for unmarked in (bare, f"```json\n{bare}\n```", "[time()]"):
+        assert kept_to(made.grammar(free.kind, free.text), unmarked) != unmarked
 
 
 @STYLES

@@ -32,6 +32,9 @@ Value = TypeVar("Value")
 _SPACING: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, max_lexer_states=50_000, verbose_errors=False)
 _LONGEST_REASON = 300
+# Anything but a call without its mark, which would be read as one and kept to nothing.
+_UNMARKED = r"\s*(```(json|tool_call|tool_code)?[ \t]*\n\s*)?(\[\s*)?(\{|[\w.-]+\(|<function=)"
+_WORDS = rf"WORDS: /(?s:.*)/ & ~/{_UNMARKED}(?s:.*)/"
 
 
 class Grammars:
@@ -99,16 +102,15 @@ class Grammars:
         called = f"call {self._mark(style.closing)}"
         if not style.opening:
             # Without a mark, a call is the whole answer.
-            first = re.escape(opening[0])
-            return [f"start: {called} | WORDS |", rf"WORDS: /\s*[^\s{first}](?s:.*)/"]
+            return [f"start: {called} | WORDS", _WORDS]
         if not before:  # the mark begins with a token that is no text
-            return [f"start: (WORDS {self._mark(opening)} {called})* WORDS", "WORDS: /(?s:.*)/"]
+            return [f"start: (WORDS {self._mark(opening)} {called})* WORDS", _WORDS]
         sign = opening.split("\n")[0]
         return [
             f"start: (sign {self._mark(opening.removeprefix(sign))} {called})* rest",
             "rest: WORDS",
             f"sign[lazy]: WORDS {json.dumps(sign)}",
-            "WORDS: /(?s:.*)/",
+            _WORDS,
         ]
 
     def _call(self, rule: str, name: str, parameters: Mapping[str, Any]) -> list[str]:
