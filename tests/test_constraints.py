@@ -275,9 +275,11 @@ def test_each_familys_calls_are_written_and_read(style: CallStyle) -> None:
         grammar = made.grammar(free.kind, free.text)
         assert kept_to(grammar, words) == words
         assert grammar.allowed()[257]
-    bare = '{"name": "time", "arguments": {}}'
-    for unmarked in (bare, f"```json\n{bare}\n```", "[time()]"):
-        assert kept_to(made.grammar(free.kind, free.text), unmarked) != unmarked
+    for arguments, may_be in ((GOOD, True), ({}, False)):
+        bare = written(CallStyle(), **arguments)
+        for unmarked in (bare, f"```json\n{bare}\n```"):
+            assert (kept_to(made.grammar(free.kind, free.text), unmarked) == unmarked) is may_be
+    assert not kept_to(made.grammar(free.kind, free.text), "[time()]").endswith("(")
 
 
 @STYLES

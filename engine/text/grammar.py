@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llguidance._tokenizer import TokenizerWrapper
 
 from engine.errors import InputError, InternalError
-from engine.text.dialect import Dialect
+from engine.text.dialect import CallStyle, Dialect
 from engine.text.tokenizer import Tokenizer
 
 __all__ = ["Grammar", "Grammars"]
@@ -34,7 +34,11 @@ _LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, max_lexer_states=5
 _LONGEST_REASON = 300
 # Anything but a call without its mark, which would be read as one and kept to nothing.
 _UNMARKED = r"\s*(```(json|tool_call|tool_code)?[ \t]*\n\s*)?(\[\s*)?(\{|[\w.-]+\(|<function=)"
-_WORDS = rf"WORDS: /(?s:.*)/ & ~/{_UNMARKED}(?s:.*)/"
+_BARE_RULES = (
+    rf"WORDS: /(?s:.*)/ & ~/{_UNMARKED}(?s:.*)/",
+    r'bare: plain | FENCE plain "\n```"',
+    r"FENCE: /```(json|tool_call|tool_code)?\n/",
+)
 
 
 class Grammars:
@@ -83,7 +87,7 @@ class Grammars:
         style = self._dialect.call
         rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(wanted['tools'])))}"]
         for number, tool in enumerate(wanted["tools"]):
-            rules += self._call(f"call_{number}", tool["name"], tool.get("parameters") or {})
+            rules += self._call(f"call_{number}", tool["name"], tool.get("parameters") or {}, style)
         others: list[dict[str, Any]] = []
         if wanted.get("required"):
             rules.insert(0, f"start: {self._mark(style.opening)} call {self._mark(style.closing)}")
@@ -92,6 +96,10 @@ class Grammars:
             others = [part | {"name": "instead"} for part in self._grammars(instead["kind"], instead["text"])]
         else:
             rules = [*self._words_or_calls(), *rules]
+            # Whatever the family's way, small models often write a bare call.
+            rules.append(f"plain: {' | '.join(f'plain_{number}' for number in range(len(wanted['tools'])))}")
+            for number, tool in enumerate(wanted["tools"]):
+                rules += self._call(f"plain_{number}", tool["name"], tool.get("parameters") or {}, CallStyle())
         return [{"name": "answer", "lark_grammar": "\n".join(rules)}, *others]
 
     def _words_or_calls(self) -> list[str]:
@@ -102,20 +110,19 @@ class Grammars:
         called = f"call {self._mark(style.closing)}"
         if not style.opening:
             # Without a mark, a call is the whole answer.
-            return [f"start: {called} | WORDS", _WORDS]
+            return [f"start: {called} | bare | WORDS", *_BARE_RULES]
         if not before:  # the mark begins with a token that is no text
-            return [f"start: (WORDS {self._mark(opening)} {called})* WORDS", _WORDS]
+            return [f"start: (WORDS {self._mark(opening)} {called})* WORDS | bare", *_BARE_RULES]
         sign = opening.split("\n")[0]
         return [
-            f"start: (sign {self._mark(opening.removeprefix(sign))} {called})* rest",
+            f"start: (sign {self._mark(opening.removeprefix(sign))} {called})* rest | bare",
             "rest: WORDS",
             f"sign[lazy]: WORDS {json.dumps(sign)}",
-            _WORDS,
+            *_BARE_RULES,
         ]
 
-    def _call(self, rule: str, name: str, parameters: Mapping[str, Any]) -> list[str]:
+    def _call(self, rule: str, name: str, parameters: Mapping[str, Any], style: CallStyle) -> list[str]:
         """Rules of a call of one tool."""
-        style = self._dialect.call
         schema = {"type": "object", **parameters}
         properties = schema.get("properties")
         if properties is not None:
