@@ -127,7 +127,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class LibraryModel:
-    """A converted model in the library. problem: why it cannot be used; little else is known then."""
+    """A converted model in the library.
+
+    problem: why it cannot be used; little else is known then. grade: of its fidelity, "" where that was not measured.
+    """
 
     path: Path
     name: str
@@ -138,6 +141,7 @@ class LibraryModel:
     context: int
     problem: str = ""
     licence: str = ""
+    grade: str = ""
 
 
 class Engine:
@@ -761,7 +765,8 @@ def _library_model(path: Path) -> LibraryModel:
     else:
         problem = next((problem.sentence for problem in about.problems if problem.fatal), "")
         known = (about.family, about.source_dtype, about.disk_bytes, about.parameters, about.context)
-        return LibraryModel(path, path.stem, *known, problem, about.licence)
+        grade = str((about.fidelity or {}).get("grade", ""))
+        return LibraryModel(path, path.stem, *known, problem, about.licence, grade)
     try:
         size = path.lstat().st_size
     except OSError:  # it is gone meanwhile

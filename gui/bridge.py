@@ -78,6 +78,7 @@ class ModelEntry:
     starter: bool = False
     problem: str = ""  # why it cannot be used
     licence: str = ""
+    grade: str = ""  # of its fidelity, where that was measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,6 +466,7 @@ class Bridge(QObject):
                 model.context,
                 problem=engine_words(model.problem),
                 licence=model.licence,
+                grade=model.grade,
             )
             for model in offered.library_models(broken=True)
         ]

@@ -18,11 +18,13 @@ from gui.kit.words import error_words
 
 __all__ = [
     "Diagnosed",
+    "Graded",
     "Measured",
     "Moved",
     "Tuned",
     "Verified",
     "diagnose",
+    "grade",
     "measure",
     "move_library",
     "tune",
@@ -37,6 +39,17 @@ class Verified:
     path: Path
     share: float = 0.0
     done: bool = False
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A file is compared with its source: how far (0..1), and at the end what was found or why nothing."""
+
+    path: Path
+    share: float = 0.0
+    done: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
     sentence: str = ""
 
 
@@ -106,6 +119,22 @@ def verify(api: Any, stop: threading.Event, path: Path) -> Iterator[Verified]:
         yield Verified(path, 1.0, done=True, sentence=_said(error))
     else:
         yield Verified(path, 1.0, done=True)
+
+
+def grade(api: Any, stop: threading.Event, path: Path, source: Path) -> Iterator[Graded]:
+    """Measure how much of its source a file still is; the result is kept in the file."""
+    yield Graded(path)
+    try:
+        for step in api.fidelity(path, source):
+            if stop.is_set():
+                yield Graded(path, 1.0, done=True)
+                return
+            if isinstance(step, dict):
+                yield Graded(path, 1.0, done=True, facts=step)
+            else:
+                yield Graded(path, step.done / step.total if step.total else 0.0)
+    except InglenookError as error:
+        yield Graded(path, 1.0, done=True, sentence=_said(error))
 
 
 def measure(api: Any, stop: threading.Event, path: Path, settings: EngineSettings) -> Iterator[Measured]:

@@ -318,6 +318,12 @@ def diagnostics(studio: Studio) -> None:
     wait(3400)
 
 
+def graded(studio: Studio) -> None:
+    converted(studio)
+    studio.window.findChild(object, "measureFidelity").click()
+    until(lambda: studio.window.findChild(object, "fidelityGrade").isVisible(), 20_000)
+
+
 def measured(studio: Studio) -> None:
     studio.show()
     studio.session.preferences.change(bandwidth_gb=18.4)
@@ -459,6 +465,8 @@ SCENES: dict[str, tuple[Callable[[Studio], None], dict[str, object]]] = {
     "diagnostics": (diagnostics, {}),
     "diagnostics-dark": (diagnostics, {"theme": "dark"}),
     "diagnostics-end": (diagnostics_end, {}),
+    "graded": (graded, {}),
+    "graded-chinese-dark": (graded, {"language": "zh_CN", "theme": "dark"}),
     "diagnostics-measured": (measured, {}),
     "diagnostics-measured-dark": (measured, {"theme": "dark"}),
     "comparing": (comparing, {}),

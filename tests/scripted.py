@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -118,6 +119,7 @@ class ScriptedApi:
         self.dropped: tuple[int, ...] = ()  # messages that do not fit the context
         self.damage = ""  # what `verify` finds
         self.benches: list[Path] = []
+        self.compared: list[tuple[Path, Path]] = []
         self.requests: list[api.Request] = []
         self.loads: list[tuple[Path, EngineSettings]] = []
         self.conversions: list[tuple[Path, Path, Conversion, bool]] = []
@@ -196,6 +198,17 @@ class ScriptedApi:
         }
         yield {"decode_tps": 27.4, "prefill_tps": 210.0, "ttft_s": 0.4, "threads": 4, "tier": "avx2",
                "prompt_tokens": 256, "profile": profile}  # fmt: skip
+
+    def fidelity(self, path: Path, against: Path) -> Iterator[api.Progress | dict[str, Any]]:
+        self.compared.append((path, against))
+        yield api.Progress("measure", 1, 2, "layers")
+        if self.damage:
+            raise FileDamagedError(self.damage)
+        self.library = [replace(model, grade="B") if model.path == path else model for model in self.library]
+        yield {"grade": "B", "meaning": "words differ now and then, what is said stays the same", "kl_mean": 0.052,
+               "kl_99": 0.9, "top1_agreement": 0.914, "perplexity": 21.4, "perplexity_source": 20.79,
+               "layers": [{"states": 0.02 + number / 400, "weights": 0.05, "worst": "attention.out"}
+                          for number in range(24)]}  # fmt: skip
 
     def autotune(self, _path: Path, **_settings: Any) -> Iterator[api.Progress | dict[str, Any]]:
         yield api.Progress("measure", 1, 2)

@@ -592,6 +592,33 @@ def test_drop_look_convert_chat(open_window):
     assert driver.ask("Hello?") == "Hello, world."
 
 
+def test_a_new_file_is_compared_with_its_source(open_window):
+    driver = open_window(model=False)
+    driver.drop(driver.folder)
+    driver.until(lambda: driver.has("convert"))
+    driver.click("convert")
+    driver.until(lambda: driver.has("measureFidelity"))
+    driver.click("measureFidelity")
+    driver.until(lambda: driver.has("fidelityGrade"))
+    assert driver.texts("fidelityGrade") == ["B"]
+    assert "The same next word in 91.4% of the cases" in driver.texts("fidelityWords")[0]
+    assert driver.find("fidelityLayers").accessibleDescription().startswith("0: 2.00, 1: 2.25")
+    assert driver.script.compared == [(driver.script.conversions[0][1], driver.folder)]
+    driver.until(lambda: driver.texts("modelGrade") == ["fidelity B"])  # from now on the file says so itself
+
+
+def test_a_comparison_with_the_source_that_fails_says_why(open_window):
+    driver = open_window(model=False)
+    driver.drop(driver.folder)
+    driver.until(lambda: driver.has("convert"))
+    driver.click("convert")
+    driver.until(lambda: driver.has("measureFidelity"))
+    driver.script.damage = "a.nook and b are different models"
+    driver.click("measureFidelity")
+    driver.until(lambda: driver.texts("fidelityWords") == [driver.script.damage])
+    assert driver.has("measureFidelity")
+
+
 def test_a_level_of_quality_is_chosen(open_window):
     driver = open_window(model=False)
     driver.drop(driver.folder)

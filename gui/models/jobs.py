@@ -8,10 +8,12 @@ from pathlib import Path
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QVBoxLayout
 
+from gui.bridge import Bridge
 from gui.conversions import Job
 from gui.kit.controls import button, label, small_icon
 from gui.kit.i18n import tr
 from gui.kit.words import duration_words, size_words
+from gui.models.fidelity import FidelityPart
 from gui.models.steps import CONVERSION, RESULT, Steps
 
 __all__ = ["JobCard"]
@@ -24,8 +26,10 @@ class JobCard(QFrame):
 
     asked = Signal(str)
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, bridge: Bridge) -> None:
         super().__init__()
+        self._bridge = bridge
+        self._fidelity: FidelityPart | None = None
         self.number = job.number
         self.job = job
         self._first: tuple[float, float] | None = None  # when progress was first seen, and how much there was
@@ -53,6 +57,7 @@ class JobCard(QFrame):
         self._words = label("", "muted", wrap=True)
         self._words.setObjectName("conversionWords")
         column.addWidget(self._words)
+        self._column = column
         row = QHBoxLayout()
         row.setSpacing(10)
         self._buttons = {}
@@ -97,6 +102,9 @@ class JobCard(QFrame):
         }[job.state]
         for action, made in self._buttons.items():
             made.setVisible(action in shown)
+        if job.state == "done" and job.out is not None and self._fidelity is None:
+            self._fidelity = FidelityPart(self._bridge, job.out, job.report.path)
+            self._column.insertWidget(self._column.count() - 1, self._fidelity)
         self._buttons["stop"].setEnabled(job.state != "stopping")
         self._buttons["forget"].setText(tr("Close") if job.state == "done" else tr("Discard"))
 

@@ -15,6 +15,7 @@ from gui.data.preferences import Preferences
 from gui.kit.controls import Elided, IconButton, button, label
 from gui.kit.i18n import tr
 from gui.kit.words import count_words, parameter_words, size_words
+from gui.models.fidelity import grade_tone
 from gui.tasks import Verified
 
 __all__ = ["LibraryRow", "fit_words", "forecast_tps", "reveal_path", "speed_words"]
@@ -79,6 +80,11 @@ class LibraryRow(QFrame):
             chip.setProperty("tone", tone)
             chip.setObjectName("modelFit")
             head.addWidget(chip)
+        if entry.grade:
+            grade = label(tr("fidelity {grade}", grade=entry.grade), "fit")
+            grade.setProperty("tone", grade_tone(entry.grade))
+            grade.setObjectName("modelGrade")
+            head.addWidget(grade)
         head.addStretch(1)
         words.addLayout(head)
         words.addWidget(label(entry.problem or " · ".join(filter(None, (*self._facts(), speed))),

@@ -23,7 +23,7 @@ from gui.models.jobs import JobCard
 from gui.models.library import LibraryRow, reveal_path, speed_words
 from gui.models.report import ReportCard
 from gui.session import Session
-from gui.tasks import Diagnosed, Verified, diagnose, verify
+from gui.tasks import Diagnosed, Graded, Verified, diagnose, verify
 
 if TYPE_CHECKING:
     from engine import api
@@ -155,6 +155,8 @@ class ModelsPage(Page):
             case Diagnosed(facts=facts) if facts:
                 self._computer = {**self._computer, **facts}
                 self._show_library()
+            case Graded(done=True, facts=facts) if facts:
+                self._session.bridge.refresh_library()  # the grade is in the file now
             case Verified(path=path):
                 for row in self._rows():
                     if row.entry.path == path:
@@ -204,7 +206,7 @@ class ModelsPage(Page):
             return
         clear(self._jobs)
         for job in jobs:
-            card = JobCard(job)
+            card = JobCard(job, self._session.bridge)
             card.asked.connect(lambda action, card=card: self._do_with_job(action, card))
             self._jobs.addWidget(card)
 
