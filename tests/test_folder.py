@@ -262,6 +262,27 @@ def test_a_checkpoint_without_its_configuration(tmp_path):
         find_model(folder)
 
 
+def test_a_lone_file_of_weights_is_told_from_what_was_saved_in_its_place(tmp_path):
+    file = tmp_path / "model.safetensors"
+    for data, said in (
+        ((make(tmp_path / "m") / "model.safetensors").read_bytes(), "holds weights only"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>denied</html>", "is a web page"),
+        (b"", "is empty"),
+    ):
+        file.write_bytes(data)
+        with pytest.raises(ModelFolderError, match=said):
+            find_model(file)
+
+
+def test_a_template_that_cannot_be_used_is_a_problem(tmp_path):
+    folder = make(tmp_path / "m", template="{% for m in messages %}{{ m.content }", tokcfg={"eos_token": None})
+    report = inspect(folder)
+    assert report.usable
+    assert not report.chat_template
+    assert any("goes on with the text" in problem.sentence for problem in report.problems)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_file_of_the_folder_means_the_folder(name, tmp_path):
     folder = make(tmp_path / "m")

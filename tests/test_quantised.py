@@ -300,6 +300,14 @@ def test_whole_numbers_are_not_rounded_a_second_time(bits, cases, tmp_path):
             )
 
 
+def test_an_order_of_importance_is_said_aloud(tmp_path):
+    for name, said in (("gptq", False), ("gptq in the order of importance", True)):
+        arguments, _ = quantised(*CASES[name])
+        report = inspect(make(tmp_path / name, **arguments))
+        assert report.usable
+        assert any("order of importance (g_idx)" in problem.sentence for problem in report.problems) is said
+
+
 def test_a_smaller_group_of_the_source_is_kept(tmp_path):
     arguments, expected = quantised(gptq(group=32), GPTQ)
     model = finish(quantised_in_memory(open_source(make(tmp_path / "q", **arguments)), Conversion(group_size=128)))

@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.convert.adapter import CONFIGURATION, WEIGHTS
 from engine.convert.entry import Entry
-from engine.convert.files import plain_name, read_bytes, read_json, within
+from engine.convert.files import plain_name, read_bytes, read_json, what_it_is_instead, within
 from engine.convert.pickled import read_pickled
 from engine.convert.safetensors import read_header
 from engine.errors import InputError, ModelFolderError, UnsupportedModelError
@@ -242,6 +242,9 @@ def _find_by_file(path: Path) -> Found:
     if _is_there(path.parent, CONFIGURATION):
         return Found("folder", path.parent, (f"{path.name} belongs to the adapter in {path.parent}, which is used",))
     if suffix in {".safetensors", ".bin", *_OTHER_WEIGHTS}:
+        instead = what_it_is_instead(path)
+        if instead is not None:
+            raise ModelFolderError(instead)
         raise ModelFolderError(f"{path.name} holds weights only; its config.json is missing in {path.parent}")
     if start.startswith(_ARCHIVES):
         raise InputError(f"{path} is an archive: unpack it, and give the folder that comes out")

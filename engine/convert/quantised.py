@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from engine.convert.entry import FLOAT8, FLOATS, NUMPY_TYPES, Entry, as_float32, read_columns, read_raw, read_rows
 from engine.errors import ModelFolderError, UnsupportedModelError
 
-__all__ = ["Coded", "Plain", "StoredTensor", "check_scheme", "plain_tensors"]
+__all__ = ["Coded", "Plain", "StoredTensor", "check_scheme", "is_reordered", "plain_tensors"]
 
 Array = NDArray[Any]
 Rows = NDArray[np.float32]
@@ -160,6 +160,11 @@ class _Quantised:
         if grid.shape[1] == 1:
             return grid
         return grid[:, self.order] if self.order is not None else np.repeat(grid, self.group, axis=1)[:, :columns]
+
+
+def is_reordered(tensor: StoredTensor) -> bool:
+    """Whether columns that share a scale lie apart, so that its codes cannot be kept as they are."""
+    return isinstance(tensor, _Quantised) and tensor.order is not None
 
 
 def check_scheme(settings: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from engine.models.store import NookFile
 from engine.models.weights import VECTOR, format_label
 from engine.settings import Conversion
 from engine.text.files import chat_templates
+from engine.text.template import ChatTemplate
 
 __all__ = ["inspect"]
 
@@ -68,7 +69,7 @@ def _of_nook(path: Path, *, tensors: bool) -> ModelReport:
         "nook",
         manifest.name,
         source_dtype=format_label(spec, formats),
-        chat_template=bool(chat_templates(file.files())),
+        chat_template=not ChatTemplate.from_files(file.files()).completion,
         licence=manifest.licence,
         disk_bytes=disk_bytes,
         memory_bytes=_memory(spec, file.total_bytes),
@@ -104,7 +105,7 @@ def _of_source(found: Found, *, tensors: bool) -> ModelReport:
     report = replace(
         report,
         source_dtype=_dtype(source),
-        chat_template=bool(chat_templates(source.files)),
+        chat_template=not ChatTemplate.from_files(source.files).completion,
         licence=source.licence,
         sizes=sizes,
         memory_bytes=_memory(spec, recipe_bytes(spec, recipe(spec, Conversion(), *source.formats))),

@@ -29,7 +29,7 @@ from engine.convert.folder import (
     stored_tensors,
     text_files,
 )
-from engine.convert.quantised import Coded, StoredTensor, check_scheme, plain_tensors
+from engine.convert.quantised import Coded, StoredTensor, check_scheme, is_reordered, plain_tensors
 from engine.errors import InputError, ModelFolderError, SettingError, UnsupportedModelError
 from engine.models.assignment import Assignment, assign, is_optional
 from engine.models.decoder import check_shapes
@@ -61,6 +61,10 @@ __all__ = [
 _LEAST_SHARE = 0.75
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 
+REORDERED_NOTICE = (
+    "the model was quantised with its columns in the order of importance (g_idx), which is not kept: "
+    "at 4 bits they are rounded a second time, at 8 bits hardly"
+)
 NO_TOKENIZER_NOTICE = "there is no tokenizer, so the model takes and gives token ids, not text"
 
 Rows = NDArray[np.float32]
@@ -267,6 +271,7 @@ def _open_folder(
     defaults, default_notices = defaults_from(description.generation)
     used = [folder / "config.json", *sorted({entry.path for entry in stored.entries.values()})]
     used += [] if adapter is None else model_files(adapter)
+    reordered = (REORDERED_NOTICE,) if any(map(is_reordered, tensors.values())) else ()
     merged = () if adapter is None else (f"{model_name(adapter)} was put into {folder}, the model it changes",)
     return Source(
         path=adapter or folder,
@@ -285,6 +290,7 @@ def _open_folder(
         stamps={file: before.get(file, (0, 0)) for file in used},
         notices=(
             *merged,
+            *reordered,
             *blueprint.notices,
             *stored.notices,
             *assignments.notices,
@@ -394,9 +400,11 @@ def _with_tokenizer(source: Source) -> Source:
         said = f"the tokenizer has {tokenizer.vocab_size} tokens for a model of {rows}: it may be another model's"
         source = replace(source, notices=(*source.notices, said))
     source = with_template(replace(source, end_ids=source.end_ids | tokenizer.end_ids), tokenizer.token_to_id)
+    template = ChatTemplate.from_files(source.files)
+    if template.completion and chat_templates(source.files):
+        source = replace(source, notices=(*source.notices, *template.notices))
     # What the template writes after an answer ends it, too.
-    after_answer = ChatTemplate.from_files(source.files).after_answer
-    if not source.end_ids and tokenizer.leading_control(after_answer) is None:
+    if not source.end_ids and tokenizer.leading_control(template.after_answer) is None:
         source = replace(source, notices=(*source.notices, NO_END_NOTICE))
     return source
 

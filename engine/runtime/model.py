@@ -346,7 +346,8 @@ def assembled(
         release()
         raise
     # Whether an answer has an end is decided here; an older file may say otherwise.
-    notices = tuple(notice for notice in source.notices if notice != NO_END_NOTICE) + template.notices
+    said = dict.fromkeys((*source.notices, *template.notices))
+    notices = tuple(notice for notice in said if notice != NO_END_NOTICE)
     if kernels.notice:
         notices += (kernels.notice,)
     if settings.threads > threads:
