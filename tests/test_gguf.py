@@ -282,16 +282,16 @@ def test_the_scaling_of_llama_3_is_recognised_from_its_factors(tmp_path):
 
 
 def test_other_architectures_are_refused_by_name(tmp_path):
-    with pytest.raises(UnsupportedModelError, match="'falcon'; llama, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModelError, match=r"'falcon'; llama, .*qwen3"):
         open_source(write(tmp_path / "a.gguf", {**cfg(), "model_type": "falcon"}))
 
 
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda writer: writer.add_uint32("llama.expert_count", 8), "num_local_experts"),
+        (lambda writer: writer.add_uint32("llama.expert_count", 8), "num_experts_per_tok"),
         (lambda writer: writer.add_float32("llama.logit_scale", 0.5), "logit_scale"),
-        (lambda writer: writer.add_uint32("llama.rope.dimension_count", 8), "dimension_count = 8"),
+        (lambda writer: writer.add_uint32("llama.rope.dimension_count", 8), "partial_rotary_factor"),
         (lambda writer: writer.add_uint32("llama.attention.sliding_window", 8), "sliding_window"),
         (lambda writer: writer.add_uint16("split.count", 2), "one part of a split model"),
     ],
@@ -318,7 +318,7 @@ def test_tensors_that_are_not_used_are_refused(tmp_path):
     extra = [("blk.0.attn_q_norm.weight", np.ones(16, np.float32))]
     with pytest.raises(UnsupportedModelError, match=r"self_attn\.q_norm\.weight"):
         open_source(write(tmp_path / "a.gguf", extra_tensors=extra))
-    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.ffn_gate_inp\.weight"):
+    with pytest.raises(UnsupportedModelError, match=r"block_sparse_moe\.gate\.weight"):
         open_source(write(tmp_path / "b.gguf", extra_tensors=[("blk.0.ffn_gate_inp.weight", np.ones(16, np.float32))]))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.convert.gguf_families import FAMILIES, KEYS, GgufFamily
 from engine.convert.gguf_file import CODINGS, GgufFile, GgufTensor, read_codes, read_gguf, read_rows
 from engine.convert.gguf_tokenizer import CONTROL, END_TEXTS, tokenizer_files
 from engine.convert.quantised import Coded
@@ -21,26 +23,6 @@ from engine.models.spec import ModelSpec, RopeScaling, RopeSpec
 
 __all__ = ["open_gguf"]
 
-_ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-}
-_KEYS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.key_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
-    "rope.freq_base": "rope_theta",
-    "vocab_size": "vocab_size",
-    "expert_count": "num_local_experts",
-    "expert_used_count": "num_experts_per_tok",
-}
 _SCALING = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
@@ -49,20 +31,10 @@ _SCALING = {
     "attn_factor": "attention_factor",
 }
 _TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_TENSORS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _FACTORS = "rope_freqs.weight"
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+_MOST_EXPERTS = 4096
+_SCALINGS = (_FACTORS, _LONG, _SHORT)
 _KEPT = {"F32": "f32", "BF16": "bf16"}
 
 
@@ -75,8 +47,9 @@ def open_gguf(path: Path, notices: Sequence[str] = ()) -> Source:
     """
     before = stamps([path])
     file = read_gguf(path)
-    config = _config(file)
-    tensors = {_their_name(name): tensor for name, tensor in file.tensors.items() if name != _FACTORS}
+    family = _family(file)
+    config = _config(file, family)
+    tensors = _renamed(file, family)
     blueprint = recognise(config, f"the metadata of {path.name}")
     assignments = assign(blueprint, {name: tensor.shape for name, tensor in tensors.items()})
     spec = blueprint.spec
@@ -91,7 +64,9 @@ def open_gguf(path: Path, notices: Sequence[str] = ()) -> Source:
         spec=spec,
         assignments=assignments.tensors,
         redundant=assignments.redundant,
-        reader=_GgufReader(tensors, _rotary_heads(spec)),
+        reader=_GgufReader(
+            tensors, _rotary_heads(spec) if family.twisted else {}, norms_plus_one=family.norms_plus_one
+        ),
         files=files,
         end_ids=end_ids,
         defaults={},
@@ -104,30 +79,42 @@ def open_gguf(path: Path, notices: Sequence[str] = ()) -> Source:
     return with_template(source, {token: number for number, token in enumerate(tokens)}.get)
 
 
-def _config(file: GgufFile) -> dict[str, Any]:
-    """The metadata as a `config.json` would say them; what has no translation keeps its name and is refused later."""
-    name = file.metadata.get("general.architecture")
-    if name not in _ARCHITECTURES:
+def _family(file: GgufFile) -> GgufFamily:
+    name = str(file.metadata.get("general.architecture"))
+    if name not in FAMILIES:
         raise UnsupportedModelError(
-            f"{file.path.name} has the architecture {str(name)[:80]!r}; {', '.join(_ARCHITECTURES)} are read from GGUF"
+            f"{file.path.name} has the architecture {name[:80]!r}; {', '.join(FAMILIES)} are read from GGUF"
         )
     if file.metadata.get("split.count", 1) != 1:
         raise UnsupportedModelError(
             f"{file.path.name} is one part of a split model; join the parts first (gguf-split --merge)"
         )
-    architecture, model_type = _ARCHITECTURES[name]
-    own = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
-    config: dict[str, Any] = {"architectures": [architecture], "model_type": model_type}
-    config |= {_KEYS.get(key, key): _one(value) for key, value in own.items() if not key.startswith("rope.scaling.")}
+    return FAMILIES[name]
+
+
+def _config(file: GgufFile, family: GgufFamily) -> dict[str, Any]:
+    """The metadata as a `config.json` would say them; what has no translation keeps its name and is refused later."""
+    start = f"{file.metadata['general.architecture']}."
+    own = {key.removeprefix(start): value for key, value in file.metadata.items() if key.startswith(start)}
+    names = {**KEYS, **family.keys}
+    config: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
+    config |= {names.get(key, key): _one(value) for key, value in own.items() if not key.startswith("rope.scaling.")}
     for key in ("num_local_experts", "num_experts_per_tok"):
         if config.get(key) == 0:
             del config[key]
-    for key in ("attention.value_length", "rope.dimension_count"):
-        size = config.pop(key, None)
-        if size is not None and size != _head_dim(config):
-            raise UnsupportedModelError(
-                f"{key} = {str(size)[:40]} ({file.path.name}) differs from the head size, which is not supported"
-            )
+    size = config.pop("attention.value_length", None)
+    if size is not None and size != _head_dim(config):
+        raise UnsupportedModelError(
+            f"attention.value_length = {str(size)[:40]} ({file.path.name}) differs from the head size, "
+            "which is not supported"
+        )
+    turned = config.pop("rope.dimension_count", None)
+    if turned is not None and turned != _head_dim(config):
+        config["partial_rotary_factor"] = _share(turned, _head_dim(config))
+    windows = own.get("attention.sliding_window_pattern")
+    if isinstance(windows, list):
+        del config["attention.sliding_window_pattern"]
+        config["layer_types"] = ["sliding_attention" if window else "full_attention" for window in windows]
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None:
         config.setdefault("vocab_size", embedding.shape[0])
@@ -135,7 +122,13 @@ def _config(file: GgufFile) -> dict[str, Any]:
     scaling = _scaling(file, own, config)
     if scaling:
         config["rope_scaling"] = scaling
+    family.complete(config, file.tensors)
     return config
+
+
+def _share(part: Any, whole: int) -> Any:
+    """Part of a whole; what is no number stays, and is refused by whoever reads it."""
+    return part / whole if type(part) is int and whole else part
 
 
 def _scaling(file: GgufFile, own: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,6 +136,14 @@ def _scaling(file: GgufFile, own: Mapping[str, Any], config: Mapping[str, Any]) 
     given = {key.removeprefix("rope.scaling."): value for key, value in own.items() if key.startswith("rope.scaling.")}
     kind = given.pop("type", "none")
     given.pop("finetuned", None)
+    if _LONG in file.tensors and _SHORT in file.tensors:
+        original = given.get("original_context_length")
+        return {
+            "rope_type": "longrope",
+            "long_factor": _decimals(file.tensors[_LONG]),
+            "short_factor": _decimals(file.tensors[_SHORT]),
+            **({} if original is None else {"original_max_position_embeddings": original}),
+        }
     if _FACTORS in file.tensors:
         if kind != "none":
             raise UnsupportedModelError(f"{file.path.name} scales positions twice ({_FACTORS} and {str(kind)[:40]})")
@@ -150,6 +151,11 @@ def _scaling(file: GgufFile, own: Mapping[str, Any], config: Mapping[str, Any]) 
     if kind == "none":
         return {}
     return {"rope_type": kind} | {_SCALING.get(key, key): value for key, value in given.items()}
+
+
+def _decimals(tensor: GgufTensor) -> list[float]:
+    """A vector in the shortest decimals that mean the same float32, as configurations are written."""
+    return [float(str(value)) for value in read_rows(tensor, 0, 1)[0]]
 
 
 def _llama3_scaling(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,14 +192,27 @@ def _one(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value and all(entry == value[0] for entry in value) else value
 
 
-def _their_name(name: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; other names stay and are refused by the family."""
-    match name.split("."):
-        case ["blk", layer, kind, end] if kind in _LAYER_TENSORS and layer.isdigit():
-            return f"model.layers.{int(layer[:9])}.{_LAYER_TENSORS[kind]}.{end}"
-        case [kind, end] if kind in _TENSORS:
-            return f"{_TENSORS[kind]}.{end}"
-    return name
+def _renamed(file: GgufFile, family: GgufFamily) -> dict[str, GgufTensor]:
+    """Tensors under a folder's names, those of all experts apart; other names stay and are refused by the family."""
+    layer_names = family.layer_names
+    found: dict[str, GgufTensor] = {}
+    for name, tensor in file.tensors.items():
+        match name.split("."):
+            case _ if name in _SCALINGS:
+                continue
+            case ["blk", layer, kind, end] if kind in layer_names and layer.isdigit():
+                theirs = f"model.layers.{int(layer[:9])}.{layer_names[kind]}.{end}"
+            case [kind, end] if kind in _TENSORS:
+                theirs = f"{_TENSORS[kind]}.{end}"
+            case _:
+                theirs = name
+        if "{e}" in theirs and len(tensor.shape) == 3 and tensor.shape[0] <= _MOST_EXPERTS:
+            found |= {theirs.replace("{e}", str(expert)): one for expert, one in enumerate(tensor.experts())}
+        elif theirs.endswith("shared_expert_gate.weight"):
+            found[theirs] = replace(tensor, shape=(1, *tensor.shape))  # a matrix of one row is written as a vector
+        else:
+            found[theirs] = tensor
+    return found
 
 
 class _GgufReader:
@@ -201,11 +220,15 @@ class _GgufReader:
 
     rotary_heads: of tensors whose rows the converter to GGUF has interleaved
     for rotary positions: row 2i + s of a head is row i + s * half there.
+    norms_plus_one: norm weights have a 1 added.
     """
 
-    def __init__(self, tensors: Mapping[str, GgufTensor], rotary_heads: Mapping[str, int]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, GgufTensor], rotary_heads: Mapping[str, int], *, norms_plus_one: bool
+    ) -> None:
         self._tensors = tensors
         self._rotary_heads = rotary_heads
+        self._norms_plus_one = norms_plus_one
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -225,6 +248,8 @@ class _GgufReader:
         tensor = self._tensors[name]
         if len(tensor.shape) == 1 and name in self._rotary_heads:  # a bias
             return _untwisted(read_rows(tensor, 0, 1).reshape(-1, 1), self._rotary_heads[name]).reshape(1, -1)
+        if self._norms_plus_one and name.endswith("norm.weight"):
+            return read_rows(tensor, first, count) - np.float32(1)
         return self._in_their_order(name, first, count, read_rows)
 
     def coding(self, name: str) -> tuple[str, int] | None:
@@ -256,13 +281,12 @@ def _untwisted(rows: NDArray[Any], heads: int) -> NDArray[Any]:
 
 
 def _rotary_heads(spec: ModelSpec) -> dict[str, int]:
-    """The interleaved tensors, q and k of every layer of some architectures, and how many heads each has."""
+    """Q and k of every layer, and how many heads each has."""
     heads: dict[str, int] = {}
-    if spec.family == "LlamaForCausalLM":
-        for number, layer in enumerate(spec.layers):
-            for end in ("weight", "bias"):
-                heads[f"model.layers.{number}.self_attn.q_proj.{end}"] = layer.attention.heads
-                heads[f"model.layers.{number}.self_attn.k_proj.{end}"] = layer.attention.kv_heads
+    for number, layer in enumerate(spec.layers):
+        for end in ("weight", "bias"):
+            heads[f"model.layers.{number}.self_attn.q_proj.{end}"] = layer.attention.heads
+            heads[f"model.layers.{number}.self_attn.k_proj.{end}"] = layer.attention.kv_heads
     return heads
 
 

@@ -6,10 +6,11 @@ Qwen model and trusts the lengths it finds. The package de-quantises (`read_rows
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,10 @@ _DEFAULT_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor: (rows, columns) or (entries,), slowest side first; rows lie one after the other from `begin` on."""
+    """One tensor, slowest side first: (rows, columns), (entries,), or (experts, rows, columns).
+
+    Rows lie one after the other from `begin` on.
+    """
 
     path: Path
     type: GGMLQuantizationType
@@ -72,7 +76,13 @@ class GgufTensor:
     @property
     def bytes(self) -> int:
         """Bytes in the file."""
-        return self.row_bytes * (self.shape[0] if len(self.shape) > 1 else 1)
+        return self.row_bytes * math.prod(self.shape[:-1])
+
+    def experts(self) -> list[GgufTensor]:
+        """The matrices of a tensor with three sides."""
+        count, *sides = self.shape
+        size = self.bytes // count
+        return [replace(self, shape=tuple(sides), begin=self.begin + expert * size) for expert in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
