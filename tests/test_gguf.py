@@ -289,7 +289,7 @@ def test_other_architectures_are_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda writer: writer.add_uint32("llama.expert_count", 8), "num_experts_per_tok"),
+        (lambda writer: writer.add_uint32("llama.expert_shared_count", 1), "expert_shared_count"),
         (lambda writer: writer.add_float32("llama.logit_scale", 0.5), "logit_scale"),
         (lambda writer: writer.add_uint32("llama.rope.dimension_count", 8), "partial_rotary_factor"),
         (lambda writer: writer.add_uint32("llama.attention.sliding_window", 8), "sliding_window"),
