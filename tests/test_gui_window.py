@@ -607,6 +607,20 @@ def test_a_new_file_is_compared_with_its_source(open_window):
     driver.until(lambda: driver.texts("modelGrade") == ["fidelity B"])  # from now on the file says so itself
 
 
+def test_a_model_of_the_library_is_compared_with_its_source(open_window):
+    driver = open_window()
+    driver.click("pageModels")
+    (entry,) = driver.session.models
+    driver.window.models_page.open_fidelity(entry, driver.folder)
+    driver.until(lambda: driver.has("measureFidelity"))
+    assert not driver.has("dropZone")
+    driver.click("measureFidelity")
+    driver.until(lambda: driver.texts("modelGrade") == ["fidelity B"])
+    assert driver.texts("fidelityGrade") == ["B"]
+    driver.click("dismissFidelity")
+    driver.until(lambda: driver.has("dropZone"))
+
+
 def test_a_comparison_with_the_source_that_fails_says_why(open_window):
     driver = open_window(model=False)
     driver.drop(driver.folder)

@@ -52,7 +52,7 @@ def fit_words(entry: ModelEntry, memory: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class LibraryRow(QFrame):
-    """A model; `asked` says what is wanted of it: "chat", "verify", "measure", "reveal" or "remove".
+    """A model; `asked` says what is wanted of it: "chat", "verify", "measure", "grade", "reveal" or "remove".
 
     speed: what is known of its speed here, in words
     """
@@ -134,7 +134,11 @@ class LibraryRow(QFrame):
         menu.setObjectName("modelMenu")
         entries = [("reveal", tr("Show in its folder"))]
         if not self.entry.problem:
-            entries += [("verify", tr("Check every byte")), ("measure", tr("Measure its speed"))]
+            entries += [
+                ("verify", tr("Check every byte")),
+                ("measure", tr("Measure its speed")),
+                ("grade", tr("Compare it with the original…")),
+            ]
         for action, words in entries:
             menu.addAction(words).triggered.connect(lambda _on=False, action=action: self.asked.emit(action))
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)

@@ -12,13 +12,14 @@ from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QMenu, QVBoxLayout, QWid
 from engine.settings import Conversion
 from gui.bridge import Inspected, ModelEntry
 from gui.data.drop import Drop, read_paths
-from gui.kit.controls import button, label
+from gui.kit.controls import IconButton, button, label
 from gui.kit.dialogs import confirm
 from gui.kit.i18n import tr
-from gui.kit.layout import Page, clear
+from gui.kit.layout import Page, card, clear
 from gui.kit.words import error_words, size_words
 from gui.models.compare import CompareCard
 from gui.models.drop_zone import DropZone
+from gui.models.fidelity import FidelityPart
 from gui.models.jobs import JobCard
 from gui.models.library import LibraryRow, reveal_path, speed_words
 from gui.models.report import ReportCard
@@ -260,10 +261,37 @@ class ModelsPage(Page):
                 self._session.bridge.task("verify", lambda api, stop: verify(api, stop, entry.path))
             case "measure":
                 self.measure_asked.emit(entry.path)
+            case "grade":
+                self._browse_original(entry)
             case "reveal":
                 reveal_path(entry.path)
             case "remove":
                 self._ask_remove(entry)
+
+    def _browse_original(self, entry: ModelEntry) -> None:
+        dialog = QFileDialog(self, tr("Choose the folder that {name} was made from", name=entry.name))
+        dialog.setFileMode(QFileDialog.FileMode.Directory)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.fileSelected.connect(lambda name: self.open_fidelity(entry, Path(name)))
+        dialog.open()
+
+    def open_fidelity(self, entry: ModelEntry, source: Path) -> None:
+        """Offer to compare a model with what it was made from."""
+        self._dismiss()
+        made, column = card()
+        made.setObjectName("fidelityCard")
+        head = QHBoxLayout()
+        head.addWidget(label(entry.name, "name", wrap=True), 1)
+        close = IconButton("close", tr("Close"), size=18)
+        close.setObjectName("dismissFidelity")
+        part = FidelityPart(self._session.bridge, entry.path, source)
+        close.clicked.connect(part.stop)
+        close.clicked.connect(self._dismiss)
+        head.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
+        column.addLayout(head)
+        column.addWidget(part)
+        self._show_card(made)
+        self.ensureVisible(0, 0)
 
     def _reveal_library(self) -> None:
         known = next((entry for entry in (*self._session.models, *self._session.broken) if not entry.starter), None)
