@@ -20,7 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.quant import Codes
-from engine.models.spec import Activation, AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
+from engine.models.spec import (
+    Activation,
+    AttentionSpec,
+    ConvolutionSpec,
+    DeltaSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+)
 from engine.settings import KvDtype
 
 Array = NDArray[Any]
@@ -398,6 +409,8 @@ def inverse_frequencies(rope: RopeSpec, length: int = 0) -> tuple[Float64, float
                 ]
                 attention = grow[0] / grow[1] if len(grow) == 2 else (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)
             return (1 - keep) * plain / factor + keep * plain, attention
+        case "proportional":
+            return np.where(pairs < int(factor * rope.dim // 2), plain, 0.0), 1.0
         case "longrope":
             divide = np.array(scaling.long_factor if length > context else scaling.short_factor)
             attention = scaling.attention_factor
@@ -645,7 +658,7 @@ def attention(
     """
     tokens, heads, _ = q.shape
     keys, kv_heads, _ = k.shape
-    out = np.empty(q.shape)
+    out = np.empty((tokens, heads, v.shape[2]))
     slopes = alibi_slopes(heads)
     for token in range(tokens):
         last = keys - tokens + token
@@ -735,12 +748,83 @@ def canonical_route(logits: Float32, how: ExpertsSpec, correction: Float32 | Non
     return chosen, weights / total * np.float32(how.scale)
 
 
+# ---------------------------------------------------------------- recurrent layers
+
+
+def convolution(x: Array, weights: Array, before: Array, bias: Any = 0.0) -> Float64:
+    """Each column by itself over the last rows: x (tokens, width), weights (taps, width), before (taps - 1, width)."""
+    rows = np.concatenate([before, x]).astype(np.float64)
+    taps, tokens = len(weights), len(x)
+    return np.asarray(sum(rows[tap : tap + tokens] * weights[tap] for tap in range(taps))) + bias
+
+
+def canonical_convolution(x: Float32, weights: Float32, before: Float32, bias: Float32 | None) -> Float32:
+    """The float32 numbers that every kernel makes of the same."""
+    rows, tokens = np.concatenate([before, x]), len(x)
+    total = np.broadcast_to(np.float32(0) if bias is None else bias, x.shape)
+    for tap, row in enumerate(weights):
+        total = fma(rows[tap : tap + tokens], np.broadcast_to(row, x.shape), total)
+    return np.asarray(total, np.float32)
+
+
+def canonical_sigmoid(x: Float32) -> Float32:
+    """1 / (1 + e ** -x) as every kernel computes it."""
+    return canonical_reciprocal(np.float32(1) + canonical_exp(np.float32(0) - x))
+
+
+def canonical_softplus(x: Float32) -> Float32:
+    """ln(1 + e ** x) as every kernel computes it."""
+    y = canonical_exp(np.float32(0) - np.abs(x))
+    z = y / (np.float32(2) + y)
+    square = z * z
+    series = np.full(x.shape, np.float32(2 / 17))
+    for degree in (15, 13, 11, 9, 7, 5, 3, 1):
+        series = fma(series, square, np.float32(2 / degree))
+    return fma(series, z, np.maximum(x, np.float32(0)))
+
+
+def delta_rule(q: Array, k: Array, v: Array, beta: Array, decay: Array, state: Array) -> tuple[Float64, Float64]:
+    """Outputs (tokens, heads, value_dim) and the state (heads, key_dim, value_dim) after them.
+
+    q, k (tokens, heads, key_dim); v (tokens, heads, value_dim); beta, decay (tokens, heads)
+    """
+    out, state = np.zeros(v.shape), state.astype(np.float64)
+    for token in range(len(q)):
+        state = state * decay[token][:, None, None]
+        lacking = (v[token] - np.einsum("hk,hkv->hv", k[token], state)) * beta[token][:, None]
+        state = state + np.einsum("hk,hv->hkv", k[token], lacking)
+        out[token] = np.einsum("hk,hkv->hv", q[token], state)
+    return out, state
+
+
+def canonical_delta_rule(
+    q: Float32, k: Float32, v: Float32, beta: Float32, decay: Float32, state: Float32
+) -> tuple[Float32, Float32]:
+    """The float32 numbers that every kernel makes of the same: sums over rows in four parts."""
+
+    def product(vector: Float32, matrix: Float32) -> Float32:
+        parts = [np.zeros(v.shape[1:], np.float32) for _ in range(4)]
+        for row in range(matrix.shape[1]):
+            parts[row % 4] = fma(matrix[:, row], vector[:, row, None], parts[row % 4])
+        return (parts[0] + parts[1]) + (parts[2] + parts[3])
+
+    out = np.zeros(v.shape, np.float32)
+    for token in range(len(q)):
+        state = state * decay[token][:, None, None]
+        lacking = (v[token] - product(k[token], state)) * beta[token][:, None]
+        state = fma(lacking[:, None, :], k[token][:, :, None], state)
+        out[token] = product(q[token], state)
+    return out, state
+
+
 class _Forward:
     """One pass over a prompt; see `forward`."""
 
     def __init__(self, spec: ModelSpec, weights: Mapping[str, Any], tokens: int, rope_length: int) -> None:
         self.spec, self.weights, self.tokens, self.rope_length = spec, weights, tokens, rope_length
         self.positions = np.arange(tokens)
+        self.inputs: Float64 | None = None  # (tokens, layers, size)
+        self.kept: dict[int, tuple[Float64, Float64]] = {}  # keys and values of layers
 
     def product(self, name: str, value: Array, scale: float = 1.0) -> Float64:
         bias = np.asarray(self.weights.get(name + ".bias", 0.0), np.float64)
@@ -761,26 +845,94 @@ class _Forward:
             return layer_norm(x, np.asarray(weight).reshape(x.shape[1:]), 0.0, epsilon)
         return rms_norm(x.reshape(self.tokens, -1), weight, epsilon).reshape(x.shape)
 
-    def attended(self, name: str, how: AttentionSpec, x: Array, scale: float) -> Float64:
-        weights = self.weights
-        qkv = self.product(name + "qkv", x).reshape(self.tokens, -1, how.head_dim)
+    def latent(self, name: str, how: AttentionSpec, latent: LatentSpec, x: Array, scale: float) -> Float64:
+        """Heads of q and k have their rotary part behind the other, as in the paper; it makes no difference."""
+        assert how.rope is not None
+        down, rotary = self.product(name + "down", x), how.rope.dim
+        inner, rotated = np.split(down, [down.shape[1] - latent.key_rank - rotary], axis=1)
+        keys, rotated = np.split(rotated, [latent.key_rank], axis=1)
+        if latent.query_rank is not None:
+            inner = rms_norm(inner, self.weights[name + "query_norm"], latent.epsilon)
+            inner = self.product(name + "query_up", inner)
+        q = inner.reshape(self.tokens, how.heads, -1)
+        up = self.product(name + "key_up", rms_norm(keys, self.weights[name + "key_norm"], latent.epsilon))
+        k, v = np.split(up.reshape(self.tokens, how.heads, -1), [latent.plain], axis=2)
+        q, q_rotated = np.split(q, [latent.plain], axis=2)
+        rotated = np.broadcast_to(rotated[:, None], q_rotated.shape)
+        q, k = (
+            np.concatenate([plain, rotate(turned, self.positions, how.rope, self.rope_length)], axis=2)
+            for plain, turned in ((q, q_rotated), (k, rotated))
+        )
+        mixed = attention(q, k, v, how.scale, how.window)
+        return self.product(name + "out", mixed.reshape(self.tokens, -1), scale)
+
+    def convolved(self, name: str, how: ConvolutionSpec, x: Array, scale: float) -> Float64:
+        b, c, x = np.split(self.product(name + "in", x), 3, axis=1)
+        kernel = np.asarray(self.weights[name + "kernel"]).reshape(how.width, how.taps).T
+        mixed = c * convolution(
+            b * x, kernel, np.zeros((how.taps - 1, how.width)), self.weights.get(name + "kernel.bias", 0)
+        )
+        return self.product(name + "out", mixed, scale)
+
+    def corrected(self, name: str, how: DeltaSpec, x: Array, scale: float) -> Float64:
+        """A gated delta net."""
+        tokens, width = self.tokens, sum(how.parts)
+        qkv, z = np.split(self.product(name + "in", x), [width], axis=1)
+        kernel = np.asarray(self.weights[name + "kernel"]).reshape(width, how.taps).T
+        qkv = activate("silu", convolution(qkv, kernel, np.zeros((how.taps - 1, width))))
+        q, k, v = np.split(qkv, np.cumsum(how.parts)[:2], axis=1)
+        q, k = (
+            np.repeat(
+                part / np.sqrt((part * part).sum(axis=2, keepdims=True) + 1e-6), how.heads // how.key_heads, axis=1
+            )
+            for part in (part.reshape(tokens, how.key_heads, -1) for part in (q, k))
+        )
+        b, a = np.split(self.product(name + "gates", x), 2, axis=1)
+        rates = np.exp(np.asarray(self.weights[name + "decay"], np.float64))
+        decay = np.exp(-rates * np.log1p(np.exp(a + self.weights[name + "decay.bias"])))
+        state = np.zeros((how.heads, how.key_dim, how.value_dim))
+        v = v.reshape(tokens, how.heads, -1)
+        mixed, _ = delta_rule(q * how.key_dim**-0.5, k, v, 1 / (1 + np.exp(-b)), decay, state)
+        mixed = rms_norm(mixed, self.weights[name + "out_norm"], self.spec.norm_epsilon)
+        return self.product(name + "out", mixed.reshape(tokens, -1) * activate("silu", z), scale)
+
+    def attended(self, number: int, how: AttentionSpec, x: Array, scale: float) -> Float64:
+        name, weights = f"layers.{number}.attention.", self.weights
+        if how.latent is not None:
+            return self.latent(name, how, how.latent, x, scale)
+        given = self.product(name + ("qkv" if how.keys_of is None else "q"), x)
+        qkv = given.reshape(self.tokens, -1, how.head_dim)
+        gate = qkv[:, how.heads + 2 * how.kv_heads :]
         if how.clip is not None:
             qkv = np.clip(qkv, -how.clip, how.clip)
-        q, k, v = np.split(qkv, [how.heads, how.heads + how.kv_heads], axis=1)  # (tokens, heads, head_dim)
+        q, k, v, _ = np.split(
+            qkv, np.cumsum([how.heads, how.kv_heads, how.kv_heads]), axis=1
+        )  # (tokens, heads, head_dim)
+        if how.keys_of is not None:
+            k, v = self.kept[how.keys_of]
+        if how.value_norm:
+            v = rms_norm(v, 1.0, self.spec.norm_epsilon)
         if how.qk_norm is not None and not how.qk_norm_last:
             q = self.head_norm(how.qk_norm, q, weights[name + "q_norm"])
-            k = self.head_norm(how.qk_norm, k, weights[name + "k_norm"])
         if how.query_growth is not None:
             growth = how.query_growth
             q = q * (1 + growth.rate * np.log1p(self.positions // growth.period))[:, None, None]
         if how.rope is not None:
             q = rotate(q, self.positions, how.rope, self.rope_length)
-            k = rotate(k, self.positions, how.rope, self.rope_length)
         if how.qk_norm is not None and how.qk_norm_last:
             q = self.head_norm(how.qk_norm, q, weights[name + "q_norm"])
-            k = self.head_norm(how.qk_norm, k, weights[name + "k_norm"])
+        if how.keys_of is None:
+            if how.qk_norm is not None and not how.qk_norm_last:
+                k = self.head_norm(how.qk_norm, k, weights[name + "k_norm"])
+            if how.rope is not None:
+                k = rotate(k, self.positions, how.rope, self.rope_length)
+            if how.qk_norm is not None and how.qk_norm_last:
+                k = self.head_norm(how.qk_norm, k, weights[name + "k_norm"])
+            self.kept[number] = k, v
         extras = {"softcap": how.softcap, "alibi": how.alibi, "sinks": weights.get(name + "sinks")}
         mixed = attention(q, k, v, how.scale, how.window, **extras)
+        if how.gated:
+            mixed = mixed / (1 + np.exp(-gate))
         return self.product(name + "out", mixed.reshape(self.tokens, -1), scale)
 
     def experts(self, name: str, block: FeedForwardSpec, how: ExpertsSpec, x: Array) -> Float64:
@@ -811,24 +963,38 @@ class _Forward:
         first = self.product(name + ("gate_up" if block.gated else "up"), x)
         return self.product(name + "down", feed_forward(block, first), scale)
 
+    def mixed(self, number: int, layer: LayerSpec, x: Array) -> Float64:
+        """What stands before the feed-forward block."""
+        name, scale = f"layers.{number}.recurrence.", layer.residual_scale
+        if layer.convolution is not None:
+            return self.convolved(name, layer.convolution, x, scale)
+        if layer.delta is not None:
+            return self.corrected(name, layer.delta, x, scale)
+        assert layer.attention is not None
+        return self.attended(number, layer.attention, x, scale)
+
     def layer(self, number: int, layer: LayerSpec, x: Array) -> Float64:
-        name = f"layers.{number}."
+        name, first = f"layers.{number}.", "recurrence" if layer.attention is None else "attention"
 
         def before(block: str, x: Array) -> Float64:
-            block = "attention" if layer.shared_norm else block
+            block = first if layer.shared_norm else block
             return x if layer.norms == "post" else self.norm(f"{name}{block}.norm", x)
 
         def after(block: str, y: Array) -> Float64:
             return y if layer.norms == "pre" else self.norm(f"{name}{block}.post_norm", y)
 
         scale = layer.residual_scale
-        attended = self.attended(name + "attention.", layer.attention, before("attention", x), scale)
+        attended = self.mixed(number, layer, before(first, x))
         if layer.parallel:
             fed = self.fed_forward(name + "feed_forward.", layer.feed_forward, before("feed_forward", x), scale)
             return x + attended + fed
         x = x + after("attention", attended)
         fed = self.fed_forward(name + "feed_forward.", layer.feed_forward, before("feed_forward", x), scale)
-        return x + after("feed_forward", fed)
+        x = x + after("feed_forward", fed)
+        if self.inputs is not None:
+            gate = activate(layer.feed_forward.activation, self.product(name + "input.gate", x))
+            x = x + self.norm(name + "input.post_norm", self.product(name + "input.out", gate * self.inputs[:, number]))
+        return x * float(self.weights[name + "scale"][0]) if layer.scaled else x
 
 
 def forward(spec: ModelSpec, weights: Mapping[str, Any], ids: Any, rope_length: int = 0) -> Float64:
@@ -847,6 +1013,11 @@ def forward(spec: ModelSpec, weights: Mapping[str, Any], ids: Any, rope_length: 
     x = rows("embedding")[np.asarray(ids)] * spec.embedding_scale  # (tokens, hidden)
     if spec.learned_positions:
         x = x + rows("positions")[: len(ids)]
+    if spec.layer_inputs is not None:
+        own = rows("layer_inputs")[np.asarray(ids)] * spec.layer_inputs**0.5
+        other = run.product("layer_inputs.of_embedding", x) * spec.hidden**-0.5
+        own, other = (part.reshape(len(ids), len(spec.layers), -1) for part in (own, other))
+        run.inputs = (rms_norm(other, weights["layer_inputs.norm"], spec.norm_epsilon) + own) / math.sqrt(2)
     for number, layer in enumerate(spec.layers):
         x = run.layer(number, layer, x)
     logits = linear(weights["embedding" if spec.tied_head else "head"], run.norm("norm", x)) * spec.logit_scale

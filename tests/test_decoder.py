@@ -25,7 +25,7 @@ from engine.core.pages import PagePool
 from engine.core.team import Team
 from engine.errors import UnsupportedModelError
 from engine.models.batch import Batch
-from engine.models.decoder import Decoder, check_shapes, page_layout, scratch_bytes
+from engine.models.decoder import Decoder, check_shapes, memory_layout, page_layout, scratch_bytes
 from engine.models.weights import ModelSource
 from engine.progress import finish
 from engine.settings import Conversion
@@ -83,11 +83,15 @@ class Runner:
 
     decoder: Decoder
     tables: np.ndarray  # int32 (sequences, pages)
+    memories: np.ndarray | None = (
+        None  # int32 (sequences, 2): of what a sequence was, -1 for nothing; for the next step
+    )
 
-    def step(self, parts, wanted=None):
+    def step(self, parts, wanted=None, *, again=False):
         """Logits (wanted, vocab) of [(sequence, first position, ids)], each part's tokens consecutive.
 
         wanted: rows of the batch, all when None
+        again: compute it twice, as after a step that was cancelled
         """
         lengths = np.zeros(len(self.tables), np.int32)
         for number, first, ids in parts:
@@ -101,16 +105,24 @@ class Runner:
             tables=self.tables[[number for number, _, _ in parts]],
             lengths=lengths[[number for number, _, _ in parts]],
             wanted=np.arange(tokens, dtype=np.int32) if wanted is None else np.asarray(wanted, np.int32),
+            memories=None if self.memories is None else self.memories[[number for number, _, _ in parts]],
         )
-        return self.decoder.forward(batch).copy()
+        logits = self.decoder.forward(batch).copy()
+        if again and self.memories is not None:
+            assert same_bits(self.decoder.forward(batch), logits), "a step left what it began with changed"
+        for number, _, _ in parts if self.memories is not None else ():
+            before, after = self.memories[number]
+            # Two places take turns; the first step began with neither.
+            self.memories[number] = after, before if before >= 0 else after + 1
+        return logits
 
-    def logits(self, ids, sizes, sequence=0):
+    def logits(self, ids, sizes, sequence=0, *, again=False):
         """Logits of all ids, run in pieces of the sizes, the last repeated."""
         rows, start = [], 0
         sizes = list(sizes)
         while start < len(ids):
             size = min(sizes.pop(0) if len(sizes) > 1 else sizes[0], len(ids) - start)
-            rows.append(self.step([(sequence, start, ids[start : start + size])]))
+            rows.append(self.step([(sequence, start, ids[start : start + size])], again=again))
             start += size
         return np.concatenate(rows)
 
@@ -129,6 +141,11 @@ def runner(kernels):
             # What others left in the pages: codes of all kinds, and scales up to the largest half.
             pool.memory[:] = np.resize(np.frombuffer(b"\xff\x7b\x01\x80", np.uint8), pool.memory.shape)
         order = np.random.default_rng(seed).permutation(pool.count)[: sequences * pages]
+        kept, memories, places = memory_layout(model.spec), None, None
+        if kept is not None:
+            memories = PagePool(2 * sequences, kept)
+            memories.memory.view(np.float32)[:] = np.nan  # what others left
+            places = np.array([(-1, 2 * number) for number in range(sequences)], np.int32)
         decoder = Decoder(
             model.spec,
             model.weights,
@@ -139,8 +156,9 @@ def runner(kernels):
             max_tokens=300,
             max_sequences=sequences,
             max_wanted=300,
+            memories=memories,
         )
-        return Runner(decoder, order.reshape(sequences, pages).astype(np.int32))
+        return Runner(decoder, order.reshape(sequences, pages).astype(np.int32), places)
 
     yield build
     for team in teams:

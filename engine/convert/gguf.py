@@ -283,10 +283,10 @@ def _untwisted(rows: NDArray[Any], heads: int) -> NDArray[Any]:
 def _rotary_heads(spec: ModelSpec) -> dict[str, int]:
     """Q and k of every layer, and how many heads each has."""
     heads: dict[str, int] = {}
-    for number, layer in enumerate(spec.layers):
+    for number, attention in enumerate(spec.attentions):
         for end in ("weight", "bias"):
-            heads[f"model.layers.{number}.self_attn.q_proj.{end}"] = layer.attention.heads
-            heads[f"model.layers.{number}.self_attn.k_proj.{end}"] = layer.attention.kv_heads
+            heads[f"model.layers.{number}.self_attn.q_proj.{end}"] = attention.heads
+            heads[f"model.layers.{number}.self_attn.k_proj.{end}"] = attention.kv_heads
     return heads
 
 

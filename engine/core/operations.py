@@ -84,6 +84,11 @@ class Opcode(IntEnum):
     DISPATCH = 14
     EXPERTS = 15
     COMBINE = 16
+    MOVE = 17
+    CONVOLVE = 18
+    DECAY = 19
+    DELTA = 20
+    GATE = 21
 
 
 class WeightKind(IntEnum):
@@ -245,6 +250,45 @@ FIELDS: Final[dict[Opcode, tuple[str, ...]]] = {
         "out",
         "out_stride",
     ),
+    Opcode.MOVE: (
+        "source",
+        "source_stride",
+        "source_step",
+        "out",
+        "out_stride",
+        "out_step",
+        "count",
+        "width",
+        "scale",
+    ),
+    Opcode.CONVOLVE: (
+        "source",
+        "source_stride",
+        "width",
+        "taps",
+        "weights",
+        "bias",
+        "gated",
+        "out",
+        "out_stride",
+        "place",
+    ),
+    Opcode.DECAY: ("source", "source_stride", "heads", "rates", "bias", "out", "out_stride", "out_step"),
+    Opcode.DELTA: (
+        "source",
+        "source_stride",
+        "key_heads",
+        "heads",
+        "key_dim",
+        "value_dim",
+        "gates",
+        "gates_stride",
+        "gates_step",
+        "out",
+        "out_stride",
+        "place",
+    ),
+    Opcode.GATE: ("source", "source_stride", "heads", "head_dim", "weight", "epsilon", "gates", "gates_stride", "silu"),
 }
 
 STATE: Final = (
@@ -260,6 +304,7 @@ STATE: Final = (
     "scratch_bytes",
     "routed",
     "routed_tokens",
+    "memories",
 )
 """Words of the step's state: counts and addresses.
 
@@ -268,6 +313,9 @@ wanted_rows     int32 (wanted,)        rows whose logits are computed
 segment_table   int64 (segments, 4)    first row, rows, first position, address of the int32 page table
 token_tables    int64 (tokens,)        address of the int32 page table of the token's sequence
 routed_tokens   int32 (routed,)        token of each pair of a token and an expert, by expert
+memories        int64 (segments, 2)    where recurrent layers find what a sequence was before this step, 0 for nothing,
+                                       and where they leave what it is after it: never the same place, so that a step
+                                       may be computed again
 scratch         scratch_bytes of working memory for each thread, one after the other
 """
 

@@ -21,6 +21,9 @@ class Batch:
                                             beyond the sequence's last page mean nothing
     lengths      int32 (sequences,)         positions that have keys and values after this step
     wanted       int32 (rows,)              tokens whose logits are wanted, ascending
+    memories     int32 (sequences, 2)       of models with recurrent layers: which memory tells what a sequence was
+                                            before this step (-1: nothing), and which, another, is to tell what it
+                                            is afterwards
     """
 
     ids: npt.NDArray[np.int32]
@@ -29,3 +32,4 @@ class Batch:
     tables: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int32]
     wanted: npt.NDArray[np.int32]
+    memories: npt.NDArray[np.int32] | None = None

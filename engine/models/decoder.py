@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.math import exp
 from engine.core.operations import (
     AMX_BLOCKS,
     AMX_COLUMNS,
@@ -49,7 +50,18 @@ from engine.core.team import Team
 from engine.errors import UnsupportedModelError
 from engine.models.batch import Batch
 from engine.models.rope import inverse_frequencies, logarithm, power
-from engine.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, QueryGrowth, RopeSpec
+from engine.models.spec import (
+    AttentionSpec,
+    ConvolutionSpec,
+    DeltaSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LatentSpec,
+    LayerSpec,
+    ModelSpec,
+    QueryGrowth,
+    RopeSpec,
+)
 from engine.models.streaming import StreamedWeights
 from engine.models.weights import Tensor, Weights
 from engine.settings import KvDtype
@@ -61,6 +73,9 @@ __all__ = [
     "activation_columns",
     "check_shapes",
     "kv_group",
+    "memory_layout",
+    "mixed_columns",
+    "own_columns",
     "page_layout",
     "scratch_bytes",
 ]
@@ -91,6 +106,9 @@ _ROUTINGS = {"softmax": Routing.SOFTMAX, "sigmoid": Routing.SIGMOID, "chosen": R
 _NORMS = {"rms": Norm.RMS, "layer": Norm.LAYER}
 _RUN_NORMS = {"width": Norm.RMS, "each": Norm.LAYER}
 """Norms of queries and keys that are not of every head alike."""
+_NO_NORM: dict[str, int | float] = {"norm": int(Norm.NONE), "weight": 0, "bias": 0, "epsilon": 0.0}
+_UNIT_EPSILON = 1e-6
+"""Added to the squared length of what is made a unit vector, in delta nets."""
 _CANCEL_S = 0.05
 """How long a cancelled step may go on waiting for a layer."""
 
@@ -168,9 +186,16 @@ def _head_bytes(head_dim: int, kv: KvDtype) -> int:
 
 
 def page_layout(spec: ModelSpec, kv: KvDtype) -> PageLayout:
-    """How a page of the KV cache of this model is cut up."""
-    attentions = [layer.attention for layer in spec.layers]
-    return PageLayout(PAGE_TOKENS, tuple(a.kv_heads * _head_bytes(a.head_dim, kv) for a in attentions))
+    """How a page of the KV cache of this model is cut up; layers without keys of their own take nothing."""
+    own = [a if a is not None and a.keys_of is None else None for a in (layer.attention for layer in spec.layers)]
+    return PageLayout(PAGE_TOKENS, tuple(0 if a is None else a.kv_heads * _head_bytes(a.head_dim, kv) for a in own))
+
+
+def memory_layout(spec: ModelSpec) -> PageLayout | None:
+    """How what recurrent layers keep of one sequence is cut up; None for a model without them."""
+    if not spec.is_recurrent:
+        return None
+    return PageLayout(1, tuple(layer.memory_bytes for layer in spec.layers))
 
 
 def check_shapes(spec: ModelSpec) -> None:
@@ -179,9 +204,9 @@ def check_shapes(spec: ModelSpec) -> None:
     Raises:
         UnsupportedModelError: names the number that does not fit
     """
-    sizes = {"hidden size": spec.hidden}
+    sizes = {"hidden size": spec.hidden, "hidden_size_per_layer_input": spec.layer_inputs or 0}
     for layer in spec.layers:
-        sizes["head_dim"] = layer.attention.head_dim
+        sizes |= _mixer_sizes(layer)
         sizes["intermediate size"] = layer.feed_forward.intermediate
         if layer.feed_forward.experts is not None and layer.feed_forward.experts.shared is not None:
             sizes["intermediate size of the shared expert"] = layer.feed_forward.experts.shared
@@ -189,16 +214,61 @@ def check_shapes(spec: ModelSpec) -> None:
             if size % 16:
                 message = f"{spec.family} with {name} = {size} is not supported; multiples of 16 are"
                 raise UnsupportedModelError(message)
-        if layer.attention.head_dim > 512:
+        if layer.attention is not None and layer.attention.head_dim > 512:
             message = f"{spec.family} with head_dim = {layer.attention.head_dim} is not supported; up to 512 is"
             raise UnsupportedModelError(message)
+
+
+def _mixer_sizes(layer: LayerSpec) -> dict[str, int]:
+    """Sizes of whole vectors, as messages name them."""
+    if layer.convolution is not None:
+        return {"width of the convolution": layer.convolution.width}
+    if layer.delta is not None:
+        return {"key head size": layer.delta.key_dim, "value head size": layer.delta.value_dim}
+    assert layer.attention is not None
+    sizes = {"head_dim": layer.attention.head_dim}
+    if layer.attention.latent is not None:
+        latent = layer.attention.latent
+        sizes |= {"kv_lora_rank": latent.key_rank, "qk_nope_head_dim": latent.plain, "v_head_dim": latent.values}
+        sizes |= {"q_lora_rank": latent.query_rank or 0, "rotary size": layer.attention.rope.dim}  # type: ignore[union-attr]
+    return sizes
+
+
+def mixed_columns(layer: LayerSpec) -> tuple[int, int]:
+    """What the layer's first product makes of a token, and what its last one is given, in front of the feed-forward."""
+    if layer.convolution is not None:
+        return 3 * layer.convolution.width, layer.convolution.width
+    if layer.delta is not None:
+        return sum(layer.delta.parts) + layer.delta.parts[2], layer.delta.parts[2]
+    attention = layer.attention
+    assert attention is not None
+    heads = attention.heads * (2 if attention.gated else 1) + 2 * attention.kv_heads
+    return attention.head_dim * heads, attention.head_dim * attention.heads
+
+
+def own_columns(mixer: AttentionSpec | DeltaSpec) -> tuple[int, ...]:
+    """Columns of the numbers that such layers hold of each token beside what all layers have.
+
+    Latent attention: the inner vectors; q; what k and v are cut from; q, k and v. A delta net: q, k and v after the
+    convolution; b and a; how much of the new is taken, and of the old kept.
+    """
+    if isinstance(mixer, DeltaSpec):
+        heads = -(-mixer.heads // 16) * 16
+        return sum(mixer.parts), 2 * heads, 2 * heads
+    latent = mixer.latent
+    if latent is None or mixer.rope is None:
+        return ()
+    queries = mixer.heads * (latent.plain + mixer.rope.dim)
+    down = (latent.query_rank or queries) + latent.key_rank + mixer.rope.dim
+    return down, queries, mixer.heads * (latent.plain + latent.values), 3 * mixer.heads * mixer.head_dim
 
 
 def activation_columns(spec: ModelSpec) -> int:
     """Columns of the widest input of any product, as it is stored."""
     inputs = [layer.feed_forward.widest for layer in spec.layers]
-    inputs += [layer.attention.heads * layer.attention.head_dim for layer in spec.layers]
-    return -(-max(spec.hidden, *inputs) // 256) * 256
+    inputs += [mixed_columns(layer)[1] for layer in spec.layers]
+    inputs += [max(a.latent.key_rank, a.latent.query_rank or 0) for a in spec.attentions if a.latent is not None]
+    return -(-max(spec.hidden, spec.layer_inputs or 0, *inputs) // 256) * 256
 
 
 def scratch_bytes(spec: ModelSpec, max_tokens: int) -> int:
@@ -207,8 +277,7 @@ def scratch_bytes(spec: ModelSpec, max_tokens: int) -> int:
     # ups. Else a row of floats.
     tiles = 4096 + AMX_BLOCKS * (16 * AMX_COLUMNS + 3 * 64 * (max_tokens + X_TOKENS))
     most = max(tiles, 4 * activation_columns(spec))
-    for layer in spec.layers:
-        attention = layer.attention
+    for attention in spec.attentions:
         rows = -(-max(TILE_ROWS, attention.heads // attention.kv_heads) // 16) * 16
         part = 4 * (PARTIAL_HEAD + attention.head_dim)
         values = CHUNK_TOKENS * attention.head_dim
@@ -252,6 +321,7 @@ class Decoder:
         max_tokens: int = 256,
         max_sequences: int = 16,
         max_wanted: int = 16,
+        memories: PagePool | None = None,
     ) -> None:
         """Lower the model; nothing is computed yet.
 
@@ -265,6 +335,7 @@ class Decoder:
             max_tokens: rows of the largest batch
             max_sequences: sequences of the largest batch
             max_wanted: rows of logits of the largest batch
+            memories: of sequences, laid out by `memory_layout(spec)`, for a model with recurrent layers
 
         Raises:
             UnsupportedModelError: a shape that the kernels do not take
@@ -274,9 +345,15 @@ class Decoder:
         self.context = context
         self.max_tokens, self.max_sequences, self.max_wanted = max_tokens, max_sequences, max_wanted
         self._weights, self._pool, self._team, self._kv = weights, pool, team, kv
+        self._memories = memories
+        assert (memories is not None) == spec.is_recurrent, "memories are for models with recurrent layers"
         self._buffers: list[NDArray[np.uint8]] = []
         self._tensors: dict[str, Tensor] = {}
         self._slopes: dict[int, int] = {}
+        self._rooms: dict[AttentionSpec | DeltaSpec, tuple[NDArray[np.float32], ...]] = {}
+        self._balances: dict[
+            int, NDArray[np.float32] | None
+        ] = {}  # layer -> what its keys and queries are multiplied by
         self._growths: dict[QueryGrowth, int] = {}
         self._layer_starts: dict[int, int | None] = {}  # operation -> the layer that begins with it
         self._products: dict[int, str] = {}  # operation -> the weights that it multiplies by
@@ -300,6 +377,7 @@ class Decoder:
         self._wanted, self._token_tables = np.zeros(max_wanted, np.int32), np.zeros(max_tokens, np.int64)
         self._pages, self._pages_at = np.zeros(0, np.int32), 0  # grow to what batches bring
         self._segments = np.zeros((max_sequences, 4), np.int64)
+        self._memory_places = np.zeros((max_sequences, 2), np.int64)
         self._counting = np.arange(max_sequences)
         places: dict[str, NDArray[np.int32] | NDArray[np.int64]] = {
             "ids": self._ids,
@@ -307,6 +385,7 @@ class Decoder:
             "wanted_rows": self._wanted,
             "token_tables": self._token_tables,
             "segment_table": self._segments,
+            "memories": self._memory_places,
         }
         for name, array in places.items():
             self._state[words[name]] = array.ctypes.data
@@ -344,6 +423,11 @@ class Decoder:
             count = len(starts)
             segments[:count, 0], segments[:count, 1] = starts, np.diff(starts, append=tokens)
             segments[:count, 2], segments[:count, 3] = batch.positions[starts], tables[starts]
+        if self._memories is not None:
+            assert batch.memories is not None, "the model's sequences have memories"
+            slots = batch.memories[batch.sequence_of[segments[:count, 0]]].astype(np.int64)
+            places = self._memories.memory.ctypes.data + slots * self._memories.layout.page_bytes
+            self._memory_places[:count] = np.where(slots < 0, 0, places)
         state, words = self._state, self._words
         state[words["routed"]] = tokens * self._chosen
         state[words["tokens"]], state[words["wanted"]], state[words["segments"]] = tokens, wanted, count
@@ -473,6 +557,12 @@ class Decoder:
         """float32 (rows, columns)."""
         return self._room(4 * rows * columns).view(np.float32).reshape(rows, columns)
 
+    def _own_rooms(self, mixer: AttentionSpec | DeltaSpec) -> tuple[NDArray[np.float32], ...]:
+        """What `own_columns` says; layers alike share it."""
+        if mixer not in self._rooms:
+            self._rooms[mixer] = tuple(self._floats(self.max_tokens, columns) for columns in own_columns(mixer))
+        return self._rooms[mixer]
+
     def _tensor(self, name: str) -> Tensor:
         if name not in self._tensors:
             self._tensors[name] = self._weights.tensor(name)
@@ -506,36 +596,41 @@ class Decoder:
         spec, program = self.spec, Program()
         self._x = self._floats(self.max_tokens, spec.hidden)
         widest = max(
-            max(
-                (a := layer.attention).head_dim * (a.heads + 2 * a.kv_heads),
-                (2 if layer.feed_forward.gated else 1) * layer.feed_forward.widest,
-            )
+            max(mixed_columns(layer)[0], (2 if layer.feed_forward.gated else 1) * layer.feed_forward.widest)
             for layer in spec.layers
         )
         self._wide = self._floats(self.max_tokens, -(-widest // 16) * 16)
-        self._attended = self._floats(
-            self.max_tokens, max(layer.attention.heads * layer.attention.head_dim for layer in spec.layers)
-        )
-        inputs = [layer.feed_forward.widest for layer in spec.layers]
-        inputs += [layer.attention.heads * layer.attention.head_dim for layer in spec.layers]
-        self._activations = self._activation_room(self.max_tokens, max(spec.hidden, *inputs))
+        self._attended = self._floats(self.max_tokens, max(mixed_columns(layer)[1] for layer in spec.layers))
+        self._activations = self._activation_room(self.max_tokens, activation_columns(spec))
         self._between = self._activation_room(self.max_tokens, max(layer.feed_forward.widest for layer in spec.layers))
         if self._chosen:
             self._routed = self._routed_rooms()
         # What a block computes, where it is not added to x at once.
         self._branch = self._x
-        if any(layer.parallel or layer.norms != "pre" for layer in spec.layers):
+        if spec.layer_inputs is not None or any(layer.parallel or layer.norms != "pre" for layer in spec.layers):
             self._branch = self._floats(self.max_tokens, spec.hidden)
         angles = self._lower_angles(program)
         self._lower_embedding(program, "embedding", spec.embedding_scale)
         if spec.learned_positions:
             self._lower_embedding(program, "positions", 1.0)
+        if spec.layer_inputs is not None:
+            self._lower_layer_inputs(program, spec.layer_inputs)
         rooms = self._attention_rooms()
         offsets = self._pool.layout.layer_offsets
         for number, layer in enumerate(spec.layers):
             self._layer_starts[len(program)] = number
-            self._lower_attention(program, number, layer, angles, rooms, offsets[number])
+            if layer.attention is not None:
+                self._lower_attention(program, number, layer, layer.attention, angles, rooms, offsets)
+            if layer.convolution is not None:
+                self._lower_convolution(program, number, layer, layer.convolution)
+            if layer.delta is not None:
+                self._lower_delta(program, number, layer, layer.delta)
             self._lower_feed_forward(program, number, layer)
+            if spec.layer_inputs is not None:
+                self._lower_layer_input(program, number, spec.layer_inputs)
+            if layer.scaled:
+                scale = float(self._tensor(f"layers.{number}.scale").vector()[0])
+                self._lower_move(program, self._x, self._x, spec.hidden, scale=scale)
         self._layer_starts[len(program)] = None
         head = self._tensor("embedding" if spec.tied_head else "head")
         self._lower_norm(program, "norm", head, RowSet.WANTED)
@@ -551,22 +646,112 @@ class Decoder:
             )
         return program
 
-    def _lower_embedding(self, program: Program, name: str, scale: float) -> None:
+    def _lower_embedding(
+        self, program: Program, name: str, scale: float, out: NDArray[np.float32] | None = None
+    ) -> None:
+        out = self._x if out is None else out
         program.add(
             Opcode.EMBED,
             **self._weight_fields(self._tensor(name)),
-            out=self._x.ctypes.data,
-            out_stride=self._x.strides[0],
-            width=self.spec.hidden,
+            out=out.ctypes.data,
+            out_stride=out.strides[0],
+            width=out.shape[1],
             scale=float(scale),
             by_position=int(name == "positions"),
+        )
+
+    def _lower_layer_inputs(self, program: Program, size: int) -> None:
+        """A vector for every layer: (norm(product of x) + the token's own) / sqrt 2."""
+        width, half = size * len(self.spec.layers), 0.5**0.5
+        self._inputs = self._floats(self.max_tokens, width)
+        own = self._floats(self.max_tokens, width)
+        self._gates = self._floats(self.max_tokens, 2 * size)
+        product = self._tensor("layer_inputs.of_embedding")
+        self._lower_quantise(program, self._x, self.spec.hidden, product)
+        self._lower_product(program, product, self._inputs, scale=self.spec.hidden**-0.5)
+        weights = self._floats(1, width)
+        weights[0] = np.tile(self._tensor("layer_inputs.norm").vector(), len(self.spec.layers)) * np.float32(half)
+        self._lower_run_norm(program, self._inputs, len(self.spec.layers), size, weights, self.spec.norm_epsilon)
+        self._lower_embedding(program, "layer_inputs", half * size**0.5, own)
+        program.add(
+            Opcode.RESIDUAL,
+            source=own.ctypes.data,
+            source_stride=own.strides[0],
+            width=width,
+            **_NO_NORM,
+            out=self._inputs.ctypes.data,
+            out_stride=self._inputs.strides[0],
+        )
+
+    def _lower_layer_input(self, program: Program, number: int, size: int) -> None:
+        """X += norm(out(activation(gate(x)) * the layer's vector))."""
+        prefix = f"layers.{number}.input"
+        gate, out = self._tensor(f"{prefix}.gate"), self._tensor(f"{prefix}.out")
+        self._lower_quantise(program, self._x, self.spec.hidden, gate)
+        self._lower_product(program, gate, self._gates)
+        self._lower_move(program, self._inputs[:, number * size :], self._gates[:, size:], size)
+        block = replace(self.spec.layers[number].feed_forward, gated=True, experts=None)
+        self._lower_activation(program, block, self._gates, size, self._input_of(out), RowSet.TOKENS)
+        self._lower_product(program, out, self._branch)
+        self._lower_residual(program, self._norm_fields(f"{prefix}.post_norm"))
+
+    def _lower_run_norm(  # noqa: PLR0917 - of what, how many, how long, how
+        self,
+        program: Program,
+        source: NDArray[np.float32],
+        runs: int,
+        size: int,
+        weights: NDArray[np.float32],
+        epsilon: float,
+    ) -> None:
+        """A root mean square norm of each run of columns, in place; weights float32 (1, runs * size)."""
+        program.add(
+            Opcode.PREPARE,
+            source=source.ctypes.data,
+            source_stride=source.strides[0],
+            heads=runs,
+            kv_heads=0,
+            head_dim=size,
+            clip=0.0,
+            norm=int(Norm.RMS),
+            run=size,
+            q_norm=weights.ctypes.data,
+            k_norm=0,
+            epsilon=float(epsilon),
+            growth=0,
+            growth_period=1,
+        )
+
+    def _lower_move(  # noqa: PLR0917 - from where, to where, how much
+        self,
+        program: Program,
+        source: NDArray[np.float32],
+        out: NDArray[np.float32],
+        width: int,
+        steps: tuple[int, int] = (0, 0),
+        count: int = 1,
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        """`count` runs of columns; steps: columns from one to the next, in source and out."""
+        program.add(
+            Opcode.MOVE,
+            source=source.ctypes.data,
+            source_stride=source.strides[0],
+            source_step=4 * steps[0],
+            out=out.ctypes.data,
+            out_stride=out.strides[0],
+            out_step=4 * steps[1],
+            count=count,
+            width=width,
+            scale=float(scale),
         )
 
     def _lower_angles(self, program: Program) -> dict[RopeSpec, int]:
         """One operation per kind of rotation; where its angles will lie."""
         places: dict[RopeSpec, int] = {}
-        for layer in self.spec.layers:
-            rope = layer.attention.rope
+        for attention in self.spec.attentions:
+            rope = attention.rope
             if rope is None or rope in places:
                 continue
             frequencies, factor = inverse_frequencies(rope, self.context)
@@ -651,7 +836,7 @@ class Decoder:
             source=self._branch.ctypes.data,
             source_stride=self._branch.strides[0],
             width=self.spec.hidden,
-            **(norm or {"norm": int(Norm.NONE), "weight": 0, "bias": 0, "epsilon": 0.0}),
+            **(norm or _NO_NORM),
             out=self._x.ctypes.data,
             out_stride=self._x.strides[0],
         )
@@ -685,7 +870,7 @@ class Decoder:
 
     def _attention_rooms(self) -> tuple[int, int, int, int]:
         """Queries, their scales, partial results, and chunks of the longest sequence."""
-        attentions = [layer.attention for layer in self.spec.layers]
+        attentions = self.spec.attentions
         width = max(a.heads * a.head_dim for a in attentions)
         chunks = -(-self.context // CHUNK_TOKENS)
         part = max(a.heads * (PARTIAL_HEAD + a.head_dim) for a in attentions)
@@ -698,20 +883,32 @@ class Decoder:
         program: Program,
         number: int,
         layer: LayerSpec,
+        attention: AttentionSpec,
         angles: dict[RopeSpec, int],
         rooms: tuple[int, int, int, int],
-        offset: int,
+        offsets: tuple[int, ...],
     ) -> None:
-        prefix, attention = f"layers.{number}.attention", layer.attention
-        qkv = self._tensor(f"{prefix}.qkv")
-        self._lower_input(program, f"{prefix}.norm", layer.norms, qkv)
-        self._lower_product(program, qkv, self._wide, bias=f"{prefix}.qkv.bias" if attention.qkv_bias else None)
-        self._lower_preparation(program, prefix, attention)
+        prefix, source = f"layers.{number}.attention", self._wide
+        if attention.latent is not None:
+            source = self._lower_latent(program, prefix, layer, attention, attention.latent)
+        else:
+            qkv = self._tensor(f"{prefix}.{'qkv' if attention.keys_of is None else 'q'}")
+            self._lower_input(program, f"{prefix}.norm", layer.norms, qkv)
+            bias = f"{qkv.name}.bias" if attention.qkv_bias else None
+            self._lower_product(program, qkv, self._wide, bias=bias)
+            self._lower_preparation(program, prefix, attention)
+        keys_of = number if attention.keys_of is None else attention.keys_of
+        kv_heads = attention.kv_heads if attention.keys_of is None else 0  # whose keys are written
+        balance = None
+        if self._kv == "int8" and attention.keys_of is None:
+            balance = self._balances[number] = self._key_balance(prefix, attention)
+        elif attention.keys_of is not None:
+            balance = self._balances.get(keys_of)
         queries, scales, partials, chunks = rooms
         pages = {
             "kv_kind": {"int8": KV_INT8, "f16": KV_F16, "f32": KV_F32}[self._kv],
             "kv_group": kv_group(attention.head_dim),
-            "pool": self._pool.memory.ctypes.data + offset,
+            "pool": self._pool.memory.ctypes.data + offsets[keys_of],
             "page_bytes": self._pool.layout.page_bytes,
             "head_bytes": _head_bytes(attention.head_dim, self._kv),
             "queries": queries,
@@ -720,17 +917,17 @@ class Decoder:
         heads = {"heads": attention.heads, "kv_heads": attention.kv_heads, "head_dim": attention.head_dim}
         program.add(
             Opcode.ROTATE,
-            source=self._wide.ctypes.data,
-            source_stride=self._wide.strides[0],
-            **heads,
+            source=source.ctypes.data,
+            source_stride=source.strides[0],
+            **heads | {"kv_heads": kv_heads},
             rotary_dim=attention.rope.dim if attention.rope else 0,
             interleaved=int(attention.rope.interleaved) if attention.rope else 0,
             angles=angles[attention.rope] if attention.rope else 0,
-            q_norm=self._vector(f"{prefix}.q_norm") if attention.qk_norm == "head" else 0,
-            k_norm=self._vector(f"{prefix}.k_norm") if attention.qk_norm == "head" else 0,
+            q_norm=self._query_norm(prefix, attention, balance) if attention.qk_norm == "head" else 0,
+            k_norm=self._vector(f"{prefix}.k_norm") if attention.qk_norm == "head" and kv_heads else 0,
             norm_last=int(attention.qk_norm_last),
             epsilon=float(self.spec.norm_epsilon),
-            balance=self._key_balance(prefix, attention) if self._kv == "int8" else 0,
+            balance=0 if balance is None or not kv_heads else balance.ctypes.data,
             scale=float(attention.scale),
             **pages,
         )
@@ -745,8 +942,15 @@ class Decoder:
         softcap = float(attention.softcap or 0.0)
         program.add(Opcode.ATTEND, **heads, **pages, **attended, **parts, softcap=softcap, slopes=slopes)
         program.add(Opcode.MERGE, heads=attention.heads, head_dim=attention.head_dim, **attended, **parts)
-        product = self._tensor(f"{prefix}.out")
-        self._lower_quantise(program, self._attended, attention.heads * attention.head_dim, product)
+        product, given = self._tensor(f"{prefix}.out"), self._attended
+        if attention.gated:
+            first = (attention.heads + 2 * attention.kv_heads) * attention.head_dim
+            self._lower_gate(program, attention.heads, attention.head_dim, self._wide[:, first:])
+        if attention.latent is not None and attention.latent.values != attention.head_dim:
+            values, given = attention.latent.values, self._wide
+            steps = attention.head_dim, values
+            self._lower_move(program, self._attended, given, values, steps, attention.heads)
+        self._lower_quantise(program, given, product.cols, product)
         bias = f"{prefix}.out.bias" if attention.out_bias else None
         apart = layer.parallel or layer.norms != "pre"
         out = self._branch if apart else self._x
@@ -754,8 +958,190 @@ class Decoder:
         if layer.norms != "pre":
             self._lower_residual(program, self._norm_fields(f"{prefix}.post_norm"))
 
+    def _lower_latent(
+        self, program: Program, prefix: str, layer: LayerSpec, attention: AttentionSpec, latent: LatentSpec
+    ) -> NDArray[np.float32]:
+        """q, k and v out of their inner vectors; where they lie, the rotary part of each head in front."""
+        assert attention.rope is not None
+        heads, size, rotary, plain = attention.heads, attention.head_dim, attention.rope.dim, latent.plain
+        inner = latent.query_rank or heads * (plain + rotary)
+        # What pads a head stays as it is born, 0.
+        down, queries, keys, together = self._own_rooms(attention)
+        first = self._tensor(f"{prefix}.down")
+        self._lower_input(program, f"{prefix}.norm", layer.norms, first)
+        self._lower_product(program, first, down)
+        if latent.query_rank is None:
+            queries = down
+        else:
+            up = self._tensor(f"{prefix}.query_up")
+            self._lower_inner_norm(program, down, latent.query_rank, f"{prefix}.query_norm", up, latent.epsilon)
+            self._lower_product(program, up, queries)
+        up = self._tensor(f"{prefix}.key_up")
+        self._lower_inner_norm(program, down[:, inner:], latent.key_rank, f"{prefix}.key_norm", up, latent.epsilon)
+        self._lower_product(program, up, keys)
+        k, v, each = together[:, heads * size :], together[:, 2 * heads * size :], plain + latent.values
+        for source, out, width, step in (
+            (queries[:, plain:], together, rotary, plain + rotary),
+            (queries, together[:, rotary:], plain, plain + rotary),
+            (down[:, inner + latent.key_rank :], k, rotary, 0),
+            (keys, k[:, rotary:], plain, each),
+            (keys[:, plain:], v, latent.values, each),
+        ):
+            self._lower_move(program, source, out, width, (step, size), heads)
+        return together
+
+    def _lower_inner_norm(  # noqa: PLR0917 - of what, how wide, how, for whom
+        self, program: Program, source: NDArray[np.float32], width: int, name: str, consumer: Tensor, epsilon: float
+    ) -> None:
+        """A root mean square norm as the input of a product."""
+        program.add(
+            Opcode.NORM,
+            **self._input_of(consumer).fields(),
+            rows=int(RowSet.TOKENS),
+            source=source.ctypes.data,
+            source_stride=source.strides[0],
+            width=width,
+            norm=int(Norm.RMS),
+            weight=self._vector(name),
+            bias=0,
+            epsilon=float(epsilon),
+        )
+
+    def _lower_gate(
+        self, program: Program, heads: int, head_dim: int, gates: NDArray[np.float32], norm: str | None = None
+    ) -> None:
+        """What heads gave, times the sigmoid of its gates; with a norm: the norm of it, times silu of them."""
+        program.add(
+            Opcode.GATE,
+            source=self._attended.ctypes.data,
+            source_stride=self._attended.strides[0],
+            heads=heads,
+            head_dim=head_dim,
+            weight=0 if norm is None else self._vector(norm),
+            epsilon=float(self.spec.norm_epsilon),
+            gates=gates.ctypes.data,
+            gates_stride=gates.strides[0],
+            silu=int(norm is not None),
+        )
+
+    def _lower_short_convolution(  # noqa: PLR0917 - from where, how, to where
+        self,
+        program: Program,
+        number: int,
+        width: int,
+        taps: int,
+        out: NDArray[np.float32],
+        place: int,
+        *,
+        gated: bool,
+        bias: bool = False,
+    ) -> None:
+        prefix = f"layers.{number}.recurrence"
+        kernel = self._floats(taps, width)
+        kernel[:] = self._tensor(f"{prefix}.kernel").vector().reshape(width, taps).T
+        program.add(
+            Opcode.CONVOLVE,
+            source=self._wide.ctypes.data,
+            source_stride=self._wide.strides[0],
+            width=width,
+            taps=taps,
+            weights=kernel.ctypes.data,
+            bias=self._vector(f"{prefix}.kernel.bias") if bias else 0,
+            gated=int(gated),
+            out=out.ctypes.data,
+            out_stride=out.strides[0],
+            place=place,
+        )
+
+    def _memory_place(self, number: int) -> int:
+        """Where a layer's part of a sequence's memory begins."""
+        assert self._memories is not None
+        return self._memories.layout.layer_offsets[number]
+
+    def _lower_convolution(self, program: Program, number: int, layer: LayerSpec, how: ConvolutionSpec) -> None:
+        prefix = f"layers.{number}.recurrence"
+        first, last = self._tensor(f"{prefix}.in"), self._tensor(f"{prefix}.out")
+        self._lower_input(program, f"{prefix}.norm", layer.norms, first)
+        self._lower_product(program, first, self._wide, bias=f"{prefix}.in.bias" if how.bias else None)
+        place = self._memory_place(number)
+        out = self._attended
+        self._lower_short_convolution(program, number, how.width, how.taps, out, place, gated=True, bias=how.bias)
+        self._lower_quantise(program, out, how.width, last)
+        bias = f"{prefix}.out.bias" if how.bias else None
+        self._lower_product(program, last, self._x, bias=bias, add=True, scale=layer.residual_scale)
+
+    def _lower_delta(self, program: Program, number: int, layer: LayerSpec, how: DeltaSpec) -> None:
+        prefix, width = f"layers.{number}.recurrence", sum(how.parts)
+        heads = -(-how.heads // 16) * 16
+        convolved, gates, kept = self._own_rooms(how)
+        first, second, last = (self._tensor(f"{prefix}.{name}") for name in ("in", "gates", "out"))
+        self._lower_norm(program, f"{prefix}.norm", first)
+        self._lower_product(program, first, self._wide)
+        self._lower_norm(program, f"{prefix}.norm", second)
+        self._lower_product(program, second, gates)
+        place = self._memory_place(number)
+        self._lower_short_convolution(
+            program, number, width, how.taps, convolved, place + how.matrix_bytes, gated=False
+        )
+        # q / |q| / sqrt(key_dim) and k / |k|, by way of the root of the mean square.
+        weights = self._floats(1, 2 * how.parts[0])
+        weights[0, : how.parts[0]] = 1 / how.key_dim
+        weights[0, how.parts[0] :] = how.key_dim**-0.5
+        epsilon = _UNIT_EPSILON / how.key_dim
+        self._lower_run_norm(program, convolved, 2 * how.key_heads, how.key_dim, weights, epsilon)
+        rates = self._floats(1, heads)
+        rates[0, : how.heads] = exp(self._tensor(f"{prefix}.decay").vector())
+        program.add(
+            Opcode.DECAY,
+            source=gates.ctypes.data,
+            source_stride=gates.strides[0],
+            heads=how.heads,
+            rates=rates.ctypes.data,
+            bias=self._vector(f"{prefix}.decay.bias", heads),
+            out=kept.ctypes.data,
+            out_stride=kept.strides[0],
+            out_step=4 * heads,
+        )
+        program.add(
+            Opcode.DELTA,
+            source=convolved.ctypes.data,
+            source_stride=convolved.strides[0],
+            key_heads=how.key_heads,
+            heads=how.heads,
+            key_dim=how.key_dim,
+            value_dim=how.value_dim,
+            gates=kept.ctypes.data,
+            gates_stride=kept.strides[0],
+            gates_step=4 * heads,
+            out=self._attended.ctypes.data,
+            out_stride=self._attended.strides[0],
+            place=place,
+        )
+        self._lower_gate(program, how.heads, how.value_dim, self._wide[:, width:], f"{prefix}.out_norm")
+        self._lower_quantise(program, self._attended, how.parts[2], last)
+        self._lower_product(program, last, self._x, add=True, scale=layer.residual_scale)
+
+    def _query_norm(self, prefix: str, attention: AttentionSpec, balance: NDArray[np.float32] | None) -> int:
+        """Address of the weights of a query head's norm.
+
+        Queries of another layer's keys are multiplied here by the powers of two that those were divided by. Both of a
+        rotated pair have the same, and all heads, so that this gives the bits of multiplying afterwards.
+        """
+        if attention.keys_of is None or balance is None:
+            return self._vector(f"{prefix}.q_norm")
+        weights = self._floats(1, attention.head_dim)
+        weights[0] = self._tensor(f"{prefix}.q_norm").vector() * balance[1, 0]
+        return int(weights.ctypes.data)
+
     def _lower_preparation(self, program: Program, prefix: str, attention: AttentionSpec) -> None:
         """What some families do to queries, keys and values before rotation."""
+        if attention.value_norm:
+            first = (attention.heads + attention.kv_heads) * attention.head_dim
+            ones = self._floats(1, attention.kv_heads * attention.head_dim)
+            ones[:] = 1
+            epsilon = self.spec.norm_epsilon
+            values = self._wide[:, first:]
+            self._lower_run_norm(program, values, attention.kv_heads, attention.head_dim, ones, epsilon)
         kind = _RUN_NORMS.get(attention.qk_norm or "", Norm.NONE)
         growth = attention.query_growth
         if kind is Norm.NONE and attention.clip is None and growth is None:
@@ -800,8 +1186,8 @@ class Decoder:
             self._growths[growth] = int(factors.ctypes.data)
         return self._growths[growth]
 
-    def _key_balance(self, prefix: str, attention: AttentionSpec) -> int:
-        """Address of powers of two that even out the dimensions of keys, for int8; 0 when nothing is known of them.
+    def _key_balance(self, prefix: str, attention: AttentionSpec) -> NDArray[np.float32] | None:
+        """Powers of two that even out the dimensions of keys, for int8; None when nothing is known of them.
 
         Some families have keys of which a few dimensions are a hundred times the others (a large bias
         in Qwen2, uneven norm weights in Qwen3): with one int8 scale for all, the small ones drown. What
@@ -818,7 +1204,7 @@ class Decoder:
             bias = self._tensor(f"{prefix}.qkv.bias").vector()[first : first + kv_heads * head_dim]
             squares = bias.astype(np.float64).reshape(kv_heads, head_dim) ** 2 + self._key_variance(prefix, first)
         else:
-            return 0
+            return None
         rope = attention.rope
         if rope is not None:
             rotated = np.arange(rope.dim)
@@ -828,7 +1214,7 @@ class Decoder:
         factors = self._floats(2, kv_heads * head_dim).reshape(2, kv_heads, head_dim)
         factors[0] = np.ldexp(1.0, -exponents)
         factors[1] = np.ldexp(1.0, exponents)
-        return int(factors.ctypes.data)
+        return factors
 
     def _key_variance(self, prefix: str, first: int) -> float:
         """Mean square of what the weights add to a key's bias, from 16 of its rows.

@@ -12,7 +12,14 @@ from engine.core.cpu import Memory
 from engine.core.operations import CHUNK_TOKENS
 from engine.core.pages import PageLayout
 from engine.errors import ContextOverflowError, ResourceError
-from engine.models.decoder import activation_columns, page_layout, scratch_bytes
+from engine.models.decoder import (
+    activation_columns,
+    memory_layout,
+    mixed_columns,
+    own_columns,
+    page_layout,
+    scratch_bytes,
+)
 from engine.models.spec import ModelSpec
 from engine.settings import EngineSettings, KvDtype
 
@@ -23,12 +30,15 @@ _SMALL_MACHINE = 8 * _GB
 _DEFAULT_CONTEXT, _SMALL_CONTEXT, _LEAST_CONTEXT = 8192, 4096, 512
 # What stays free for everybody else: the plan is an estimate, and a machine that swaps answers nobody.
 _RESERVE = 256 << 20
+# Of recurrent layers, prefixes whose memory is kept whatever it costs: one for each of a few conversations.
+_LEAST_PREFIXES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes by what they are for. context: tokens of one conversation; pages: of the whole pool.
 
+    memories: of sequences, for a model with recurrent layers: two for each that runs, and some for prefixes.
     free_bytes: what was free when the plan was made. spare_bytes: what is left
     of it, less a reserve, never negative.
     """
@@ -41,11 +51,13 @@ class MemoryPlan:
     page_bytes: int
     page_tokens: int
     free_bytes: int
+    memories: int = 0
+    memory_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All that the model takes."""
-        return self.weight_bytes + self.kv_bytes + self.working_bytes
+        return self.weight_bytes + self.kv_bytes + self.memory_bytes + self.working_bytes
 
     @property
     def spare_bytes(self) -> int:
@@ -101,11 +113,13 @@ def plan(
         context=settings.context or _DEFAULT_CONTEXT,
     )
     page_bytes = layout.page_bytes + companion_bytes
-    room = memory.free - _RESERVE - weight_bytes - working
+    kept = memory_layout(spec)
+    memories, each = (0, 0) if kept is None else (2 * settings.max_batch_size + _LEAST_PREFIXES, kept.page_bytes)
+    room = memory.free - _RESERVE - weight_bytes - working - memories * each
     fitting = max(0, room) // page_bytes * layout.tokens
     context = settings.context or _chosen_context(spec, memory.free, fitting)
     if fitting < context:
-        needed = weight_bytes + working + _pages(context, layout) * page_bytes + _RESERVE
+        needed = weight_bytes + working + memories * each + _pages(context, layout) * page_bytes + _RESERVE
         advice = (
             f"a context of {fitting} tokens would fit"
             if fitting >= min(_LEAST_CONTEXT, spec.context)
@@ -119,6 +133,10 @@ def plan(
     conversations = 1 if settings.load == "stream" else settings.max_batch_size
     most = conversations * _pages(context, layout)
     pages = min(most, fitting // layout.tokens)
+    if each:
+        # More prefixes are remembered as far as that costs little beside the pages that they belong to.
+        left = room - pages * page_bytes
+        memories += max(0, min(pages - _LEAST_PREFIXES, min(pages * page_bytes // 4, left) // each))
     return MemoryPlan(
         weight_bytes=weight_bytes,
         kv_bytes=pages * page_bytes,
@@ -128,13 +146,16 @@ def plan(
         page_bytes=page_bytes,
         page_tokens=layout.tokens,
         free_bytes=memory.free,
+        memories=memories,
+        memory_bytes=memories * each,
     )
 
 
 def needed_bytes(spec: ModelSpec, weight_bytes: int, context: int, kv: KvDtype = "int8") -> int:
     """Memory that one conversation of so many tokens takes, model included."""
-    layout = page_layout(spec, kv)
-    return weight_bytes + _pages(context, layout) * layout.page_bytes + working_bytes(spec, context=context)
+    layout, kept = page_layout(spec, kv), memory_layout(spec)
+    memories = 0 if kept is None else (2 + _LEAST_PREFIXES) * kept.page_bytes
+    return weight_bytes + _pages(context, layout) * layout.page_bytes + memories + working_bytes(spec, context=context)
 
 
 def working_bytes(
@@ -147,11 +168,10 @@ def working_bytes(
     context: int = _DEFAULT_CONTEXT,
 ) -> int:
     """Activations of a step, partial results, logits and scratch of every thread: nearly what the decoder allocates."""
-    attentions = [layer.attention for layer in spec.layers]
     blocks = [layer.feed_forward for layer in spec.layers]
     intermediate = max(block.widest for block in blocks)
-    attended = max(attention.heads * attention.head_dim for attention in attentions)
-    stacked = max(attention.head_dim * (attention.heads + 2 * attention.kv_heads) for attention in attentions)
+    attended = max(mixed_columns(layer)[1] for layer in spec.layers)
+    stacked = max(mixed_columns(layer)[0] for layer in spec.layers)
     inputs = activation_columns(spec)
     # The residual and a block's output beside it, stacked outputs, attended heads, queries, and two rooms for inputs of
     # products with their scales and sums.
@@ -168,7 +188,11 @@ def working_bytes(
         ),
         default=0,
     )
-    partial = max(attention.heads * (attention.head_dim + 16) for attention in attentions)
+    # What latent attention, delta nets and inputs of layers have for themselves.
+    mixers = {mixer for layer in spec.layers for mixer in (layer.attention, layer.delta) if mixer is not None}
+    floats += sum(sum(own_columns(mixer)) for mixer in mixers)
+    floats += 2 * (spec.layer_inputs or 0) * (len(spec.layers) + 1)
+    partial = max(attention.heads * (attention.head_dim + 16) for attention in spec.attentions)
     floats_of_sequences = sequences * partial * -(-context // CHUNK_TOKENS) + (sequences + guesses) * spec.vocab_size
     return 4 * (batch_tokens * floats + floats_of_sequences) + threads * scratch_bytes(spec, batch_tokens)
 

@@ -32,6 +32,7 @@ class Part:
     plus: what their numbers lack (norm weights that are stored less 1).
     unit: every row is divided by its length.
     flat: a vector that is stored as a matrix of so many rows.
+    depthwise: a vector that is stored as the kernels of a convolution, (`flat`, 1, taps).
     stacked: the tensor holds all experts, one after the other.
     otherwise: what is meant in files without a tensor of this name.
     of, begin: of a stacked tensor: how many experts it holds, and the first row of the one that is meant.
@@ -45,6 +46,7 @@ class Part:
     plus: float = 0.0
     unit: bool = False
     flat: int = 0
+    depthwise: bool = False
     stacked: bool = False
     otherwise: Part | None = None
     of: int = 0
@@ -80,7 +82,7 @@ class Part:
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """What theirs must be for this to be (rows, columns), or (entries,) of ours."""
         if self.flat:
-            return self.flat, ours[0] // self.flat
+            return (self.flat, 1, ours[0] // self.flat) if self.depthwise else (self.flat, ours[0] // self.flat)
         rows = ours[0] // self.take * self.every if self.every else ours[0]
         theirs = (rows, *ours[1:])
         if self.transposed:

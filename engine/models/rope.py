@@ -47,6 +47,11 @@ def inverse_frequencies(rope: RopeSpec, length: int = 0) -> tuple[Float32, float
             return _llama3(rope, scaling), 1.0
         case "yarn":
             return _yarn(rope, scaling), _yarn_attention_factor(scaling)
+        case "proportional":
+            turning = int(scaling.factor * rope.dim // 2)
+            frequencies = _over(1, _powers(np.float32(rope.theta), rope.dim))
+            frequencies[turning:] = 0
+            return frequencies, 1.0
         case "longrope":
             chosen = scaling.long_factor if length > scaling.original_context else scaling.short_factor
             powers = _powers(np.float32(rope.theta), rope.dim)

@@ -105,7 +105,10 @@ def _rope(family: _Family, parameters: HfConfig) -> tuple[RopeSpec, int]:
         config.notices.append(f"{parameters.where} gives rope_theta = {own_theta:g}; {theta:g} beside it is not used")
     theta = own_theta or theta or family.usual_theta
     dim = family.head_dim
-    if family.partial is None:
+    kind = parameters.text("rope_type") or "default"
+    if kind == "proportional":
+        pass  # all of the head has frequencies, of which some are 0
+    elif family.partial is None:
         parameters.must("partial_rotary_factor", 1.0)
     else:
         dim = int(dim * parameters.number("partial_rotary_factor", family.partial))
@@ -113,7 +116,6 @@ def _rope(family: _Family, parameters: HfConfig) -> tuple[RopeSpec, int]:
         raise UnsupportedModelError(
             f"{dim} of the {family.head_dim} numbers of a head turn ({config.where}); rotary positions need pairs"
         )
-    kind = parameters.text("rope_type") or "default"
     if kind not in _ROPE_KINDS:
         raise UnsupportedModelError(
             f"rope type {shown(kind)} ({parameters.where}) is not supported; {all_of(sorted(_ROPE_KINDS))} are"
@@ -201,6 +203,11 @@ def _rope_longrope(config: HfConfig, parameters: HfConfig, context: int, origina
     return scaling, context
 
 
+def _rope_proportional(_config: HfConfig, parameters: HfConfig, context: int, _original: int | None) -> _Scaled:
+    parameters.must("factor", 1.0)
+    return RopeScaling("proportional", parameters.number("partial_rotary_factor", 1.0), context), context
+
+
 _ROPE_KINDS: dict[str, Callable[[HfConfig, HfConfig, int, int | None], _Scaled]] = {
     "default": _rope_default,
     "linear": _rope_linear,
@@ -208,6 +215,7 @@ _ROPE_KINDS: dict[str, Callable[[HfConfig, HfConfig, int, int | None], _Scaled]]
     "llama3": _rope_llama3,
     "yarn": _rope_yarn,
     "longrope": _rope_longrope,
+    "proportional": _rope_proportional,
 }
 
 

@@ -238,6 +238,51 @@ def capped(x, size):
 
 
 @kernel
+def move(row, state, member, members):
+    """Runs of columns to other places: run i of `width` goes from source + i * source_step to out + i * out_step.
+
+    Times `scale`. Steps are in bytes; a source step of 0 gives every place the same run. Source and out are the same
+    run, or do not overlap.
+    """
+    tokens, width = load_i64(state + at.STATE_TOKENS), load_i64(row + at.MOVE_WIDTH)
+    count, scale = load_i64(row + at.MOVE_COUNT), splat_f32(load_float(row + at.MOVE_SCALE))
+    units = tokens * count
+    for unit in range(share_first(units, member, members), share_first(units, member + 1, members)):
+        token, run = unit // count, unit % count
+        source = load_i64(row + at.MOVE_SOURCE) + token * load_i64(row + at.MOVE_SOURCE_STRIDE)
+        out = load_i64(row + at.MOVE_OUT) + token * load_i64(row + at.MOVE_OUT_STRIDE)
+        source += run * load_i64(row + at.MOVE_SOURCE_STEP)
+        out += run * load_i64(row + at.MOVE_OUT_STEP)
+        for column in range(0, width, 16):
+            store_f32x16(out + 4 * column, load_f32x16(source + 4 * column) * scale)
+
+
+@kernel
+def gate(row, state, member, members):
+    """source *= sigmoid(gates), or source = norm(source) * silu(gates), head by head, in place.
+
+    weight  float32 (head_dim,)   of the root mean square norm; 0 for none
+    """
+    tokens, heads = load_i64(state + at.STATE_TOKENS), load_i64(row + at.GATE_HEADS)
+    head_dim, weights = load_i64(row + at.GATE_HEAD_DIM), load_i64(row + at.GATE_WEIGHT)
+    epsilon, silu = load_float(row + at.GATE_EPSILON), load_i64(row + at.GATE_SILU)
+    zero, one = splat_f32(float32(0.0)), splat_f32(float32(1.0))
+    units = tokens * heads
+    for unit in range(share_first(units, member, members), share_first(units, member + 1, members)):
+        token, place = unit // heads, unit % heads * head_dim * 4
+        source = load_i64(row + at.GATE_SOURCE) + token * load_i64(row + at.GATE_SOURCE_STRIDE) + place
+        gates = load_i64(row + at.GATE_GATES) + token * load_i64(row + at.GATE_GATES_STRIDE) + place
+        if weights != 0:
+            normalise(source, head_dim, weights, epsilon, source)
+        for column in range(0, head_dim, 16):
+            x = load_f32x16(gates + 4 * column)
+            share = reciprocal(one + exp(zero - x))
+            if silu:
+                share = x * share
+            store_f32x16(source + 4 * column, load_f32x16(source + 4 * column) * share)
+
+
+@kernel
 def quantise(row, state, member, members):
     """A row as activations, as it is."""
     width, columns = load_i64(row + at.QUANTISE_WIDTH), load_i64(row + at.X_COLUMNS)

@@ -12,7 +12,7 @@ disturb one another; see `CONTROL`.
 """
 
 from engine.core.control import CONTROL, LEAD, STEP_UNIT, WORK
-from engine.core.kernels import attention, experts, matmul, rows
+from engine.core.kernels import attention, experts, matmul, recurrent, rows
 from engine.core.kernels.simd import (
     atomic_add,
     atomic_load,
@@ -44,7 +44,8 @@ SPINS_BETWEEN_STEPS = 20000
 EMBED, ANGLES, NORM, QUANTISE, ACTIVATE, MATMUL, ROTATE, ATTEND, MERGE, PREPARE, RESIDUAL, SOFTCAP = (
     int(opcode) for opcode in list(Opcode)[:12]
 )
-ROUTE, DISPATCH, EXPERTS, COMBINE = (int(opcode) for opcode in list(Opcode)[12:])
+ROUTE, DISPATCH, EXPERTS, COMBINE = (int(opcode) for opcode in list(Opcode)[12:16])
+MOVE, CONVOLVE, DECAY, DELTA, GATE = (int(opcode) for opcode in list(Opcode)[16:])
 
 
 @kernel
@@ -137,6 +138,16 @@ def execute(row, state, member, members, control):
         experts.experts(row, state, member, members)
     elif opcode == COMBINE:
         experts.combine(row, state, member, members)
+    elif opcode == MOVE:
+        rows.move(row, state, member, members)
+    elif opcode == GATE:
+        rows.gate(row, state, member, members)
+    elif opcode == CONVOLVE:
+        recurrent.convolve(row, state, member, members)
+    elif opcode == DECAY:
+        recurrent.decay(row, state, member, members)
+    elif opcode == DELTA:
+        recurrent.delta(row, state, member, members)
 
 
 @kernel

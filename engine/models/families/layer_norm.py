@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -54,7 +53,7 @@ def cohere2(config: HfConfig) -> Blueprint:
     kinds = layer_kinds(config, lambda layer: SLIDING if (layer + 1) % every else FULL, window)
 
     def adjust(number: int, layer: LayerSpec) -> LayerSpec:
-        return layer if kinds(number) == SLIDING else replace(layer, attention=replace(layer.attention, rope=None))
+        return layer if kinds(number) == SLIDING else layer.attending(rope=None)
 
     return _cohere(config, {}, None, kinds=kinds, window=window, adjust=adjust)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from engine.errors import ModelFolderError, UnsupportedModelError
@@ -165,7 +164,7 @@ def smollm3(config: HfConfig) -> Blueprint:
     kinds = layer_kinds(config, lambda layer: FULL if rotated(layer) else SLIDING, window)
 
     def adjust(number: int, layer: LayerSpec) -> LayerSpec:
-        return layer if rotated(number) else replace(layer, attention=replace(layer.attention, rope=None))
+        return layer if rotated(number) else layer.attending(rope=None)
 
     attention, feed_forward = _biases(config)
     return decoder(
@@ -420,7 +419,7 @@ def exaone4(config: HfConfig) -> Blueprint:
     def adjust(number: int, layer: LayerSpec) -> LayerSpec:
         if window is None or kinds(number) == SLIDING:
             return layer
-        return replace(layer, attention=replace(layer.attention, rope=None))
+        return layer.attending(rope=None)
 
     return decoder(
         config,
