@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from weakref import WeakSet
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.core.pages import PagePool
+from engine.runtime.memories import Memories
 from engine.runtime.prefix import PrefixIndex, PublishedPage
 from engine.runtime.sequence import Sequence
 from engine.runtime.snapshots import Snapshots
@@ -16,9 +20,21 @@ __all__ = ["Cache"]
 
 
 class Cache:
-    """The pages of one pool and the index of what they hold. snapshots: pages on disk, if any are kept."""
+    """The pages of one pool and the index of what they hold.
 
-    def __init__(self, pages: PagePool, prefix: PrefixIndex, snapshots: Snapshots | None = None) -> None:
+    snapshots: pages on disk, if any are kept. memories: of a model with recurrent layers, whose pages are of use
+    only together with a memory of what came before.
+    """
+
+    def __init__(
+        self,
+        pages: PagePool,
+        prefix: PrefixIndex,
+        snapshots: Snapshots | None = None,
+        memories: PagePool | None = None,
+    ) -> None:
+        assert snapshots is None or memories is None, "memories are not kept on disk"
+        self._memories = None if memories is None else Memories(memories)
         self.pages = pages
         self.prefix = prefix
         self._snapshots = snapshots
@@ -33,7 +49,22 @@ class Cache:
         """Published pages that continue what the sequence has; never its last token, whose logits are wanted."""
         if sequence.computed != sequence.published * self.page_tokens:
             return []
-        return self.prefix.find(sequence.last_published, sequence.ids[sequence.computed : -1])
+        found = self.prefix.find(sequence.last_published, sequence.ids[sequence.computed : -1])
+        while self._memories is not None and found and found[-1] not in self._memories:
+            found.pop()
+        return found
+
+    def slice_end(self, start: int, end: int) -> int:
+        """Where a slice of a prompt ends that may go up to `end`: where a memory can be found again, if any."""
+        boundary = end // self.page_tokens * self.page_tokens
+        return boundary if self._memories is not None and boundary > start else end
+
+    def memories(self, sequences: list[Sequence]) -> npt.NDArray[np.int32] | None:
+        """`Batch.memories` of a step of these."""
+        if self._memories is None:
+            return None
+        places = [(-1 if one.memory is None else one.memory, one.next_memory) for one in sequences]
+        return np.array(places, np.int32)
 
     def restore(self, sequence: Sequence) -> None:
         """Bring the pages that continue what the pool has of a sequence back from disk, as far as there is room."""
@@ -78,6 +109,8 @@ class Cache:
         for published in found:
             self.pages.share(published.page)
             sequence.pages.append(published.page)
+        if self._memories is not None:
+            sequence.next_memory = self._memories.pool.take()
         self._link(sequence, found)
         sequence.pages.extend(self.pages.take() for _ in range(fresh))
 
@@ -103,6 +136,15 @@ class Cache:
             sequence.pages.append(self.pages.take())
         return True
 
+    def remember(self, sequence: Sequence) -> None:
+        """A step left a memory of the sequence: it is the one that counts now."""
+        if self._memories is None:
+            return
+        pool = self._memories.pool
+        if sequence.memory is not None:
+            pool.release(sequence.memory)
+        sequence.memory, sequence.next_memory = sequence.next_memory, pool.take()
+
     def publish(self, sequence: Sequence) -> None:
         """Let others find the pages that are full of computed tokens."""
         while (sequence.published + 1) * self.page_tokens <= sequence.computed:
@@ -115,6 +157,9 @@ class Cache:
                 self._replace(sequence, index, published.page)  # the same bits, held once
             sequence.last_published = published
             sequence.published += 1
+        last, whole = sequence.last_published, sequence.computed == sequence.published * self.page_tokens
+        if self._memories is not None and last is not None and whole and sequence.memory is not None:
+            self._memories.keep(last, sequence.memory)
 
     def give_up(self, sequence: Sequence) -> None:
         """Release all pages; the full ones stay findable until somebody takes them."""
@@ -122,6 +167,10 @@ class Cache:
         for page in reversed(sequence.pages):
             self.pages.release(page)
         sequence.pages.clear()
+        for place in (sequence.memory, sequence.next_memory):
+            if place is not None and self._memories is not None:
+                self._memories.pool.release(place)
+        sequence.memory = sequence.next_memory = None
         sequence.computed = sequence.published = 0
         sequence.last_published = None
 
@@ -135,5 +184,9 @@ class Cache:
             sequence.last_published = found[-1]
             sequence.published += len(found)
             sequence.computed = sequence.published * self.page_tokens
+            if self._memories is not None:
+                if sequence.memory is not None:
+                    self._memories.pool.release(sequence.memory)
+                sequence.memory = self._memories.after(found[-1])
             if not sequence.pauses:
                 sequence.cached += len(found) * self.page_tokens

@@ -144,7 +144,7 @@ class Loop:
     ) -> None:
         self._model = model
         self._clock = clock
-        self._cache = Cache(model.pages, PrefixIndex(model.pages, model.identity), snapshots)
+        self._cache = Cache(model.pages, PrefixIndex(model.pages, model.identity), snapshots, model.memories)
         self._scheduler = Scheduler(
             self._cache,
             context=model.context,

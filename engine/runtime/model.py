@@ -37,10 +37,16 @@ from engine.text.tokenizer import Piece, Tokenizer
 if TYPE_CHECKING:
     from engine.text.grammar import Grammars
 
-__all__ = ["Decoder", "EncodedPrompt", "Model", "Tuning", "assembled", "is_conversation"]
+__all__ = ["MEMORY_NOTICE", "Decoder", "EncodedPrompt", "Model", "Tuning", "assembled", "is_conversation"]
 
 _BATCH_TOKENS = 256
 """Tokens of the largest step: enough to spread the cost of reading the weights, few enough to be brief."""
+
+MEMORY_NOTICE = (
+    "the model has recurrent layers: what was read before is found again where a page of 64 tokens ended, for the "
+    "latest texts; conversations are not kept on disk, and next tokens are not guessed"
+)
+"""What is said of a model whose sequences are more than keys and values."""
 
 # No text has so many characters per token; what is longer than this many times the context cannot fit.
 _CHARACTERS_PER_TOKEN = 8
@@ -95,6 +101,7 @@ class Model:
     batch_tokens: tokens of a step. release: gives threads and memory back.
     speculator: makes guesses of next tokens; None guesses nothing.
     guess_rows: guesses of one step, of all sequences together.
+    memories: places of what recurrent layers keep of sequences; None for a model without such layers.
     """
 
     decoder: Decoder
@@ -113,6 +120,7 @@ class Model:
     settings: EngineSettings = EngineSettings()
     speculator: Callable[[], Speculator] | None = None
     guess_rows: int = 0
+    memories: PagePool | None = None
 
     @property
     def missing_ids(self) -> npt.NDArray[np.int64]:
@@ -294,7 +302,11 @@ def assembled(
     turn_ends = frozenset() if turn_end is None or dialect.channels else frozenset({turn_end})
     ends = source.end_ids | tokenizer.end_ids | turn_ends
     end_ids = frozenset(token for token in ends if token < spec.vocab_size)
-    guess_rows = settings.draft_tokens if settings.speculation != "off" else 0
+    kept = models.memory_layout(spec)
+    memories = None if kept is None else PagePool(planned.memories, kept)
+    # A guess that is wrong could not be taken back out of a memory.
+    guesses = memories is None and settings.speculation != "off"
+    guess_rows = settings.draft_tokens if guesses else 0
     stream = None if file is None else StreamedWeights(file, least_bytes(file) + planned.spare_bytes)
     if stream is not None:
         source = replace(source, weights=stream)
@@ -318,13 +330,16 @@ def assembled(
             max_tokens=_BATCH_TOKENS,
             max_sequences=settings.max_batch_size,
             max_wanted=wanted,
+            memories=memories if model is source else None,
         )
         return decoder, pool
 
     try:
         decoder, pool = decoder_of(source, planned.context, max(most_wanted, settings.max_batch_size + guess_rows))
-        speculator: Callable[[], Speculator] | None = Lookup if settings.speculation == "ngram" else None
-        if draft is not None:
+        speculator: Callable[[], Speculator] | None = None
+        if guesses and settings.speculation == "ngram":
+            speculator = Lookup
+        if guesses and draft is not None:
             context = min(planned.context, draft.spec.context)
             small, small_pool = decoder_of(draft, context, settings.max_batch_size)
             missing = _missing_ids(tokenizer, draft.spec.vocab_size, known=spec.vocab_size)
@@ -352,6 +367,8 @@ def assembled(
         notices += (kernels.notice,)
     if settings.threads > threads:
         notices += (f"{settings.threads} threads were asked for, but this computer has room for {threads}",)
+    if memories is not None:
+        notices += (MEMORY_NOTICE,)
     if not end_ids:
         notices += (NO_END_NOTICE,)
     if stream is not None and stream.step_bytes:
@@ -377,7 +394,7 @@ def assembled(
             chat_template=not template.completion,
             defaults=checked(Sampling, dict(source.defaults)),
             weight_bytes=source.weights.total_bytes if stream is None else stream.held_bytes,
-            kv_bytes=planned.kv_bytes,
+            kv_bytes=planned.kv_bytes + planned.memory_bytes,
             tier=kernels.tier,
             threads=threads,
             notices=notices,
@@ -390,6 +407,7 @@ def assembled(
         settings=settings,
         speculator=speculator,
         guess_rows=guess_rows,
+        memories=memories,
     )
 
 
@@ -424,6 +442,8 @@ def _check_draft(draft: ModelSource, tokenizer: Tokenizer, name: str) -> None:
     Raises:
         InputError: names the first id that differs
     """
+    if draft.spec.is_recurrent:
+        raise InputError(f"{draft.name} cannot guess for {name}: what its recurrent layers keep cannot be taken back")
     other = Tokenizer.from_files(draft.files)
     for token in range(min(tokenizer.vocab_size, draft.spec.vocab_size)):
         if tokenizer.token(token) != other.token(token):

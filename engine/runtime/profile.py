@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.models.batch import Batch
 from engine.progress import Progress
+from engine.runtime.memories import Alternation
 from engine.runtime.model import Model
 
 __all__ = ["profile"]
@@ -28,25 +29,29 @@ def profile(
     slice_tokens = min(prompt_tokens, model.batch_tokens)
     size = model.pages.layout.tokens
     pages = [model.pages.take() for _ in range(-(-max(depth + 1, slice_tokens) // size))]
+    memory = Alternation(model.memories)
     try:
         table = np.array([pages], np.int32)
         found: dict[str, list[dict[str, Any]]] = {}
         for done, (name, start, count) in enumerate((("decode", depth, 1), ("prefill", 0, slice_tokens))):
             yield Progress("measure", done, 2, "steps", f"operations of {name}")
             for begin in range(0, start, model.batch_tokens):  # what the token looks back at
-                model.decoder.forward(_batch(table, begin, min(model.batch_tokens, start - begin)))
-            rounds = [model.decoder.timed(_batch(table, start, count)) for _ in range(_ROUNDS)]
+                model.decoder.forward(_batch(table, begin, min(model.batch_tokens, start - begin), memory))
+                memory.stepped()
+            rounds = [model.decoder.timed(_batch(table, start, count, memory)) for _ in range(_ROUNDS)]
+            memory.begin()
             found[name] = [
                 {"operation": same[0].name, "layer": same[0].layer, "seconds": median(one.seconds for one in same)}
                 for same in zip(*rounds, strict=True)
             ]
         return found
     finally:
+        memory.release()
         for page in pages:
             model.pages.release(page)
 
 
-def _batch(table: np.ndarray[Any, np.dtype[np.int32]], start: int, count: int) -> Batch:
+def _batch(table: np.ndarray[Any, np.dtype[np.int32]], start: int, count: int, memory: Alternation) -> Batch:
     return Batch(
         ids=np.zeros(count, np.int32),
         positions=np.arange(start, start + count, dtype=np.int32),
@@ -54,4 +59,5 @@ def _batch(table: np.ndarray[Any, np.dtype[np.int32]], start: int, count: int) -
         tables=table,
         lengths=np.array([start + count], np.int32),
         wanted=np.array([count - 1], np.int32),
+        memories=memory.step(),
     )

@@ -219,6 +219,7 @@ class Scheduler:
         for span in plan.spans:
             if span.sequence.state is State.RUNNING:
                 span.sequence.computed = span.start + span.count
+                self._cache.remember(span.sequence)
                 self._cache.publish(span.sequence)
 
     def guessed_right(self, sequence: Sequence) -> None:
@@ -245,6 +246,7 @@ class Scheduler:
         spans: list[Span] = []
         for index, sequence in enumerate(reading):
             count = min(sequence.remaining, -(-budget // (len(reading) - index)))
+            count = self._cache.slice_end(sequence.computed, sequence.computed + count) - sequence.computed
             if count > 0:
                 spans.append(Span(sequence, sequence.computed, count))
                 budget -= count
@@ -289,6 +291,7 @@ class Scheduler:
             tables=tables,
             lengths=np.array([span.start + span.tokens for span in spans], np.int32),
             wanted=np.array(wanted, np.int32),
+            memories=self._cache.memories([span.sequence for span in spans]),
         )
         return Plan(batch, spans)
 

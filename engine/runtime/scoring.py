@@ -12,6 +12,7 @@ import numpy.typing as npt
 from engine.errors import ContextOverflowError, InputError, ResourceError
 from engine.models.batch import Batch
 from engine.progress import Progress
+from engine.runtime.memories import Alternation
 from engine.runtime.model import Model
 
 __all__ = ["logits", "perplexity"]
@@ -45,7 +46,10 @@ def logits(
     needed = -(-tokens.size // size)
     if model.pages.available < needed:
         raise ResourceError("the memory for texts is taken by answers on their way; try again when they have ended")
+    if model.memories is not None and model.memories.available < 2:
+        raise ResourceError("the memory for texts is taken by answers on their way; try again when they have ended")
     pages = [model.pages.take() for _ in range(needed)]
+    memory = Alternation(model.memories)
     try:
         table = np.array([pages], np.int32)
         start = 0
@@ -55,19 +59,23 @@ def logits(
                 # Before `first` nothing is wanted, so whole batches go through; from there on most_rows at a time.
                 end = first if start < first else min(end, start + most_rows)
             wanted = np.arange(end - start if start >= first else 0, dtype=np.int32)
-            block = model.decoder.forward(_batch(tokens, start, end, table, wanted))
+            block = model.decoder.forward(_batch(tokens, start, end, table, wanted, memory.step()))
             if model.decoder.cancelled:  # meant for an answer in whose company this is not
                 model.decoder.clear_cancel()
                 continue
+            memory.stepped()
             if wanted.size:
                 yield block
             start = end
     finally:
+        memory.release()
         for page in reversed(pages):
             model.pages.release(page)
 
 
-def _batch(tokens: npt.NDArray[np.int64], start: int, end: int, table: Ids, wanted: Ids) -> Batch:
+def _batch(  # noqa: PLR0917 - the parts of a batch
+    tokens: npt.NDArray[np.int64], start: int, end: int, table: Ids, wanted: Ids, memories: Ids | None
+) -> Batch:
     return Batch(
         ids=tokens[start:end].astype(np.int32),
         positions=np.arange(start, end, dtype=np.int32),
@@ -75,6 +83,7 @@ def _batch(tokens: npt.NDArray[np.int64], start: int, end: int, table: Ids, want
         tables=table,
         lengths=np.array([end], np.int32),
         wanted=wanted,
+        memories=memories,
     )
 
 

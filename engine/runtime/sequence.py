@@ -32,6 +32,7 @@ class Sequence:
     ids[0 : published * 64]    of which these are in pages that others may find
 
     capacity: tokens that it can grow to. client: who asked.
+    memory: place of what recurrent layers keep of the computed tokens; next_memory: where the next step leaves it.
     """
 
     __slots__ = (
@@ -41,6 +42,8 @@ class Sequence:
         "computed",
         "last_published",
         "length",
+        "memory",
+        "next_memory",
         "number",
         "overtaken",
         "pages",
@@ -61,6 +64,8 @@ class Sequence:
         self.published = 0
         self.cached = 0  # prompt tokens that were found instead of computed; work repeated after a pause aside
         self.pages: list[int] = []
+        self.memory: int | None = None
+        self.next_memory: int | None = None
         self.last_published: PublishedPage | None = None
         self.state = State.WAITING
         self.number = -1  # order of arrival

@@ -257,7 +257,7 @@ def _tell(sink: Callable[[Told], None], event: Told) -> None:
 
 def _snapshots(model: Model) -> Snapshots | None:
     """Where the pages of a loaded model are kept; None when its settings want none kept."""
-    if not model.settings.snapshot_mb:
+    if not model.settings.snapshot_mb or model.memories is not None:
         return None
     layout = model.pages.layout
     return Snapshots(
