@@ -45,6 +45,11 @@ figures are the same on every computer. This file is written by `python -m tests
 _TAIL = """
 Other architectures are refused by name, as is every setting in `config.json` that would change the result and is not
 read. Of models that also see pictures (`...ForConditionalGeneration`), the text part runs.
+
+Latent attention (DeepSeek, GLM-4.7-Flash, MiniCPM3) keeps keys and values for every head, padded to one size, not in
+their compressed form; the memory plan counts what that takes. Short convolutions and delta nets (LFM2, Qwen3-Next,
+Qwen3.5) keep a memory of a sequence beside its pages: two for each answer that runs, which the plan counts, too, and as
+many for beginnings of texts as a quarter of the pages' memory holds, at least four.
 """
 
 

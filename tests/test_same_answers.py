@@ -19,15 +19,29 @@ from engine.runtime.model import Model
 from engine.settings import Conversion, Sampling
 from tests import factory
 from tests.fakes import Ear, ready
+from tests.goldens import families as goldens
 
 PROMPT = "In the beginning there was a fire on the hearth, and nobody had yet asked what it was for. " * 2
 OTHERS = ("Once", "In the beginning there was water. " * 4, "世界 " * 20)
 SAMPLING = Sampling(temperature=0.9, top_k=0, top_p=0.95, seed=3, max_tokens=40)
 
+
+def _golden(case: str) -> dict[str, Any]:
+    """Arguments of `factory.make` for the model of a family's golden."""
+    _, meta = goldens.golden(case)
+    config, shapes = meta["config"], {name: tuple(shape) for name, shape in meta["shapes"].items()}
+    tied = config["tie_word_embeddings"]
+    return {"config": config, "tensors": goldens.tensors(shapes, tied=tied, zero_centred=meta["zero_centred"])}
+
+
 KINDS: dict[str, tuple[Callable[[], dict[str, Any]], Conversion, str]] = {
     "llama q4": (dict, Conversion(), "int8"),
     "qwen2 q8": (factory.qwen2, Conversion(bits=8), "int8"),
     "qwen3 f16 cache": (factory.qwen3, Conversion(group_size=64), "f16"),
+    "short convolutions q8": (lambda: _golden("lfm2"), Conversion(bits=8), "int8"),
+    "delta nets q4": (lambda: _golden("qwen3_next"), Conversion(), "int8"),
+    "latent attention q8": (lambda: _golden("deepseek_v3"), Conversion(bits=8), "int8"),
+    "shared keys q8": (lambda: _golden("gemma4_shared"), Conversion(bits=8), "int8"),
     "mistral f32, window": (lambda: factory.mistral(sliding_window=48), Conversion(bits=16, keep=("*=f32",)), "f32"),
 }
 
@@ -103,3 +117,4 @@ def test_pauses(toy_kind: tuple[Path, str], expected: Any) -> None:
         for page in taken:
             model.pages.release(page)
         assert model.pages.available == model.pages.count
+        assert model.memories is None or model.memories.available == model.memories.count

@@ -77,8 +77,8 @@ _FAMILIES: dict[str, _Family] = {}
 _MISSING = {
     "Moe": "routed experts of a kind that is not known",
     "MoE": "routed experts of a kind that is not known",
-    "Deepseek": "latent attention and routed experts",
-    "MiniCPM3": "latent attention",
+    "DeepseekV3": "a choice of keys by an index",
+    "DeepseekV4": "compressed keys and hyper-connections",
     "Mamba": "state space layers",
     "Bamba": "state space layers",
     "Jamba": "state space layers",
@@ -87,11 +87,7 @@ _MISSING = {
     "Hybrid": "state space layers",
     "Rwkv": "recurrent layers",
     "RecurrentGemma": "recurrent layers",
-    "Qwen3Next": "gated delta net layers",
-    "Qwen3_5": "gated delta net layers",
-    "Lfm2": "short convolutions",
     "Gemma3n": "altup blocks and embeddings per layer",
-    "Gemma4": "embeddings per layer and shared keys and values",
     "T5": "an encoder",
     "Bart": "an encoder",
     "Whisper": "an encoder for sound",
@@ -258,16 +254,20 @@ def decoder(
     return Blueprint(spec, names, **blueprint)
 
 
-def layer_kinds(config: HfConfig, usual: Callable[[int], str], window: int | None) -> Callable[[int], str]:
+def layer_kinds(
+    config: HfConfig, usual: Callable[[int], str], window: int | None, others: frozenset[str] = frozenset()
+) -> Callable[[int], str]:
     """Kind of each layer by `layer_types`, else the family's usual one.
+
+    others: kinds that the family has besides attention with and without a window.
 
     Raises:
         UnsupportedModelError, ModelFolderError: unknown kinds, too few of them, or windows without a size
     """
     kinds: Sequence[str] | None = config.texts("layer_types")
     if kinds is None:
-        return usual if window is not None else lambda _: FULL
-    unknown = set(kinds) - {FULL, SLIDING}
+        return usual if window is not None or others else lambda _: FULL
+    unknown = set(kinds) - {FULL, SLIDING, *others}
     if unknown:
         raise UnsupportedModelError(
             f"layer_types ({config.where}) has {listed(sorted(unknown))}, which is not supported"

@@ -47,7 +47,11 @@ def _filled(name: str, shape: tuple[int, ...], *, tied: bool, zero_centred: bool
     values = tiny_folder.normal(f"0:{name}", math.prod(shape)).reshape(shape)
     kind = name.rsplit(".", 1)[-1]
     if kind == "weight" and ("norm" in name or ".ln_" in name):
-        values = (0.0 if zero_centred else 1.0) + 0.1 * values
+        values = (0.0 if zero_centred and "linear_attn" not in name else 1.0) + 0.1 * values
+    elif kind == "layer_scalar":
+        values = 1.0 + 0.1 * values
+    elif kind == "A_log":
+        values -= 2.0
     elif len(shape) == 1 or kind.endswith("bias"):
         values = values * (0.5 if "sinks" in name else 0.05)
     elif any(word in name for word in ("embed_tokens", "word_embeddings", "embed_in", "wte", "tok_embeddings")):

@@ -115,11 +115,113 @@ GEMMA3: Values = GEMMA | {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
 }
+GEMMA4: Values = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "hidden_act": ...,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "attention_k_eq_v": False,
+    "enable_moe_block": False,
+    "final_logit_softcapping": 3.0,
+    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "num_experts": None,
+    "num_global_key_value_heads": None,
+    "num_kv_shared_layers": 0,
+    "rope_theta": ...,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "sliding_window": 64,
+    "tie_word_embeddings": True,
+    "use_double_wide_mlp": False,
+}
 GLM: Values = {"head_dim": HEAD_DIM, "partial_rotary_factor": 0.5, "attention_bias": True, "rms_norm_eps": 1.5625e-07}
 LONGROPE = {
     "type": "longrope",
     "short_factor": [1.0 + 0.1 * pair for pair in range(6)],
     "long_factor": [1.5 + 0.5 * pair for pair in range(6)],
+}
+MLA: Values = {
+    "num_key_value_heads": HEADS,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "attention_bias": False,
+}
+DEEPSEEK_MOE: Values = {
+    "aux_loss_alpha": 0.001,
+    "ep_size": 1,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "seq_aux": True,
+}
+DEEPSEEK_YARN: Values = {
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "factor": 8,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.9,
+    "original_max_position_embeddings": 64,
+    "type": "yarn",
+}
+DEEPSEEK_V2: Values = {
+    **MLA,
+    **DEEPSEEK_MOE,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "scoring_func": "softmax",
+    "topk_method": "greedy",
+    "rope_scaling": DEEPSEEK_YARN,
+}
+DEEPSEEK_V3: Values = {
+    **MLA,
+    **DEEPSEEK_MOE,
+    "q_lora_rank": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_nextn_predict_layers": 1,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "rope_scaling": DEEPSEEK_YARN,
+}
+DELTA_NET: Values = {
+    "head_dim": 32,
+    "attention_bias": False,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+EXPERTS: Values = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+}
+MROPE: Values = {
+    "rope_type": "default",
+    "rope_theta": 100000.0,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [3, 3, 2],
+    "mrope_interleaved": True,
 }
 PLAIN_MLP: Values = {"num_key_value_heads": HEADS}
 
@@ -262,6 +364,31 @@ def _chatglm_back(given: Tensors) -> Tensors:
 
 def _under(prefix: str) -> Callable[[Tensors], Tensors]:
     return lambda given: {name.removeprefix(prefix): values for name, values in given.items()}
+
+
+def _beside_towers(architecture: str, model_type: str, text: Values, towers: Shapes, reference: str) -> Case:
+    """A model of pictures and text, of which the text part, which `reference` computes, has tensors of its own name."""
+    config = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "image_token_id": 7,
+        "video_token_id": 8,
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "text_config": text,
+        "vision_config": {"hidden_size": 32},
+        "torch_dtype": "float32",
+    }
+    return Case(
+        config,
+        zero_centred=model_type.startswith("qwen"),
+        shapes=lambda shapes: (
+            {name.replace("model.", "model.language_model.", 1): size for name, size in shapes.items()} | towers
+        ),
+        reference=lambda config: config["text_config"] | {"architectures": [reference]},
+        back=lambda given: {
+            name.replace("language_model.", ""): values for name, values in given.items() if ".language_model." in name
+        },
+    )
 
 
 CASES: dict[str, Case] = {
@@ -794,6 +921,202 @@ CASES: dict[str, Case] = {
             rope_theta=150000.0,
             rope_scaling=YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
         )
+    ),
+    "gemma4": Case(
+        published(
+            "Gemma4ForCausalLM",
+            "gemma4_text",
+            **GEMMA4
+            | {
+                "attention_k_eq_v": True,
+                "num_global_key_value_heads": 1,
+                "hidden_size_per_layer_input": 0,
+                "use_bidirectional_attention": "vision",
+            },
+        )
+    ),
+    "gemma4_shared": Case(
+        published(
+            "Gemma4ForCausalLM",
+            "gemma4_text",
+            **GEMMA4
+            | {
+                "num_hidden_layers": 6,
+                "layer_types": ["sliding_attention", "full_attention"] * 3,
+                "num_kv_shared_layers": 3,
+                "use_double_wide_mlp": True,
+                "hidden_size_per_layer_input": 16,
+                "vocab_size_per_layer_input": VOCAB,
+            },
+        )
+    ),
+    "lfm2": Case(
+        published(
+            "Lfm2ForCausalLM",
+            "lfm2",
+            intermediate_size=...,
+            hidden_act=...,
+            rms_norm_eps=...,
+            tie_word_embeddings=True,
+            rope_theta=1000000.0,
+            norm_eps=1e-5,
+            block_auto_adjust_ff_dim=True,
+            block_dim=HIDDEN,
+            block_ff_dim=120,
+            block_ffn_dim_multiplier=1.0,
+            block_mlp_init_scale=1.0,
+            block_multiple_of=32,
+            block_norm_eps=1e-5,
+            block_out_init_scale=1.0,
+            block_use_swiglu=True,
+            block_use_xavier_init=True,
+            conv_L_cache=3,
+            conv_bias=False,
+            conv_dim=HIDDEN,
+            conv_dim_out=HIDDEN,
+            conv_use_xavier_init=True,
+            full_attn_idxs=[1, 3],
+            num_heads=HEADS,
+            use_pos_enc=True,
+        )
+    ),
+    "lfm2_moe": Case(
+        published(
+            "Lfm2MoeForCausalLM",
+            "lfm2_moe",
+            hidden_act=...,
+            rms_norm_eps=...,
+            tie_word_embeddings=True,
+            tie_embedding=True,
+            norm_eps=1e-5,
+            conv_L_cache=4,
+            conv_bias=True,
+            layer_types=["conv", "full_attention", "conv", "conv"],
+            num_dense_layers=1,
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            norm_topk_prob=True,
+            routed_scaling_factor=1.0,
+            use_expert_bias=True,
+        )
+    ),
+    "deepseek_v2_lite": Case(published("DeepseekV2ForCausalLM", "deepseek_v2", **DEEPSEEK_V2)),
+    "deepseek_v2": Case(
+        published(
+            "DeepseekV2ForCausalLM",
+            "deepseek_v2",
+            **DEEPSEEK_V2
+            | {
+                "q_lora_rank": 48,
+                "topk_method": "group_limited_greedy",
+                "n_group": 4,
+                "topk_group": 2,
+                "routed_scaling_factor": 16.0,
+                "rope_scaling": None,
+            },
+        )
+    ),
+    "deepseek_v3": Case(published("DeepseekV3ForCausalLM", "deepseek_v3", **DEEPSEEK_V3)),
+    "glm4_moe_lite": Case(
+        published(
+            "Glm4MoeLiteForCausalLM",
+            "glm4_moe_lite",
+            **DEEPSEEK_V3
+            | {"rope_scaling": None, "v_head_dim": 48, "partial_rotary_factor": 1.0, "first_k_dense_replace": ...},
+        )
+    ),
+    "minicpm3": Case(
+        published(
+            "MiniCPM3ForCausalLM",
+            "minicpm3",
+            **MLA | {"q_lora_rank": 48, "v_head_dim": ...},
+            scale_emb=12,
+            scale_depth=1.4,
+            dim_model_base=16,
+            tie_word_embeddings=True,
+        )
+    ),
+    "qwen3_next": Case(
+        published(
+            "Qwen3NextForCausalLM",
+            "qwen3_next",
+            **DELTA_NET,
+            **EXPERTS,
+            full_attention_interval=2,
+            partial_rotary_factor=0.25,
+            rope_scaling=None,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+        ),
+        zero_centred=True,
+    ),
+    "qwen3_5": Case(
+        published(
+            "Qwen3_5ForCausalLM",
+            "qwen3_5_text",
+            **DELTA_NET,
+            layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            rope_theta=...,
+            rope_parameters=MROPE,
+            attn_output_gate=True,
+            mamba_ssm_dtype="float32",
+            mtp_num_hidden_layers=1,
+            mtp_use_dedicated_embeddings=False,
+        ),
+        zero_centred=True,
+    ),
+    "qwen3_5_moe": Case(
+        published(
+            "Qwen3_5MoeForCausalLM",
+            "qwen3_5_moe_text",
+            **DELTA_NET,
+            **EXPERTS,
+            intermediate_size=...,
+            full_attention_interval=4,
+            rope_theta=...,
+            rope_parameters=MROPE,
+        ),
+        zero_centred=True,
+    ),
+    "qwen3_5_pictures": _beside_towers(
+        "Qwen3_5ForConditionalGeneration",
+        "qwen3_5",
+        published(
+            ...,
+            "qwen3_5_text",
+            **DELTA_NET,
+            full_attention_interval=2,
+            rope_theta=...,
+            rope_parameters=MROPE,
+            tie_word_embeddings=True,
+        ),
+        {"model.visual.merger.norm.weight": (32,), "mtp.norm.weight": (HIDDEN,)},
+        "Qwen3_5ForCausalLM",
+    ),
+    "qwen3_5_moe_pictures": _beside_towers(
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe",
+        published(
+            ...,
+            "qwen3_5_moe_text",
+            **DELTA_NET,
+            **EXPERTS,
+            intermediate_size=...,
+            full_attention_interval=2,
+            rope_theta=...,
+            rope_parameters=MROPE,
+            tie_word_embeddings=True,
+        ),
+        {"model.visual.merger.norm.weight": (32,)},
+        "Qwen3_5MoeForCausalLM",
+    ),
+    "gemma4_pictures": _beside_towers(
+        "Gemma4ForConditionalGeneration",
+        "gemma4",
+        published(..., "gemma4_text", **GEMMA4 | {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0}),
+        {"model.vision_tower.std_bias": (32,), "model.embed_vision.embedding_projection.weight": (HIDDEN, 32)},
+        "Gemma4ForCausalLM",
     ),
 }
 

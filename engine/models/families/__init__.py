@@ -5,6 +5,17 @@ where they differ from Llama's; then a case in `tests/goldens/families.py`.
 """
 
 from engine.models.blueprint import Blueprint, families, recognise
-from engine.models.families import experts, gemma, glm, layer_norm, llama
+from engine.models.families import experts, gemma, glm, latent, layer_norm, llama, recurrent
 
-__all__ = ["Blueprint", "experts", "families", "gemma", "glm", "layer_norm", "llama", "recognise"]
+__all__ = [
+    "Blueprint",
+    "experts",
+    "families",
+    "gemma",
+    "glm",
+    "latent",
+    "layer_norm",
+    "llama",
+    "recognise",
+    "recurrent",
+]

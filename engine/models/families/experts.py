@@ -13,27 +13,33 @@ from engine.models.hf_config import HfConfig
 from engine.models.names import Names, Part, table
 from engine.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec
 
-__all__: list[str] = []
-
-_QWEN_EXPERTS: Names = table(
-    {
-        "layers.{n}.feed_forward.router": "model.layers.{n}.mlp.gate.weight",
-        "layers.{n}.feed_forward.experts.gate_up": (
-            "model.layers.{n}.mlp.experts.{e}.gate_proj.weight",
-            "model.layers.{n}.mlp.experts.{e}.up_proj.weight",
-        ),
-        "layers.{n}.feed_forward.experts.down": "model.layers.{n}.mlp.experts.{e}.down_proj.weight",
-        "layers.{n}.feed_forward.shared.gate_up": (
-            "model.layers.{n}.mlp.shared_expert.gate_proj.weight",
-            "model.layers.{n}.mlp.shared_expert.up_proj.weight",
-        ),
-        "layers.{n}.feed_forward.shared.down": "model.layers.{n}.mlp.shared_expert.down_proj.weight",
-        "layers.{n}.feed_forward.shared.gate": "model.layers.{n}.mlp.shared_expert_gate.weight",
-    }
-)
+__all__ = ["QWEN_EXPERTS", "experts", "parts_of_experts", "sparse"]
 
 
-def _experts(config: HfConfig, **how: object) -> ExpertsSpec:
+def parts_of_experts(block: str, *, shared: str = "shared_expert") -> Names:
+    """Tensors of a feed-forward block with experts, each by itself, as most families call them."""
+    return table(
+        {
+            "layers.{n}.feed_forward.router": f"{block}.gate.weight",
+            "layers.{n}.feed_forward.experts.gate_up": (
+                f"{block}.experts.{{e}}.gate_proj.weight",
+                f"{block}.experts.{{e}}.up_proj.weight",
+            ),
+            "layers.{n}.feed_forward.experts.down": f"{block}.experts.{{e}}.down_proj.weight",
+            "layers.{n}.feed_forward.shared.gate_up": (
+                f"{block}.{shared}.gate_proj.weight",
+                f"{block}.{shared}.up_proj.weight",
+            ),
+            "layers.{n}.feed_forward.shared.down": f"{block}.{shared}.down_proj.weight",
+            "layers.{n}.feed_forward.shared.gate": f"{block}.shared_expert_gate.weight",
+        }
+    )
+
+
+QWEN_EXPERTS: Names = parts_of_experts("model.layers.{n}.mlp")
+
+
+def experts(config: HfConfig, **how: object) -> ExpertsSpec:
     """Numbers of experts and of those chosen, checked against each other."""
     key = next((key for key in ("num_experts", "n_routed_experts") if key in config), "num_local_experts")
     for training in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef"):
@@ -67,7 +73,7 @@ def mixtral(config: HfConfig) -> Blueprint:
         epsilon=1e-5,
         kinds=lambda _: kind,
         window=window,
-        feed_forward=partial(FeedForwardSpec, experts=_experts(config, normalised=True)),
+        feed_forward=partial(FeedForwardSpec, experts=experts(config, normalised=True)),
     )
 
 
@@ -75,7 +81,7 @@ def mixtral(config: HfConfig) -> Blueprint:
 def qwen2_moe(config: HfConfig) -> Blueprint:
     """Qwen1.5-MoE, Qwen2-57B-A14B: a shared block beside the chosen ones, with a gate of its own."""
     kinds, window = qwen_windows(config)
-    experts = _experts(
+    chosen = experts(
         config,
         normalised=config.flag("norm_topk_prob", default=False),
         shared=config.size("shared_expert_intermediate_size", 5632),
@@ -83,12 +89,12 @@ def qwen2_moe(config: HfConfig) -> Blueprint:
     )
     return decoder(
         config,
-        {**LLAMA_NAMES, **_QWEN_EXPERTS},
+        {**LLAMA_NAMES, **QWEN_EXPERTS},
         context=32768,
         kinds=kinds,
         window=window,
         attention=partial(AttentionSpec, qkv_bias=config.flag("qkv_bias", default=True)),
-        adjust=_sparse(config, experts, config.size("moe_intermediate_size", 1408)),
+        adjust=sparse(config, chosen, config.size("moe_intermediate_size", 1408)),
     )
 
 
@@ -97,19 +103,19 @@ def qwen3_moe(config: HfConfig) -> Blueprint:
     """Qwen3-30B-A3B and its kin."""
     bias = config.flag("attention_bias", default=False)
     kinds, window = qwen_windows(config)
-    experts = _experts(config, normalised=config.flag("norm_topk_prob", default=False))
+    chosen = experts(config, normalised=config.flag("norm_topk_prob", default=False))
     return decoder(
         config,
-        {**LLAMA_NAMES, **QK_NORM_NAMES, **_QWEN_EXPERTS},
+        {**LLAMA_NAMES, **QK_NORM_NAMES, **QWEN_EXPERTS},
         context=32768,
         kinds=kinds,
         window=window,
         attention=partial(AttentionSpec, qkv_bias=bias, out_bias=bias, qk_norm="head"),
-        adjust=_sparse(config, experts, config.size("moe_intermediate_size", 768)),
+        adjust=sparse(config, chosen, config.size("moe_intermediate_size", 768)),
     )
 
 
-def _sparse(config: HfConfig, experts: ExpertsSpec, intermediate: int) -> Callable[[int, LayerSpec], LayerSpec]:
+def sparse(config: HfConfig, chosen: ExpertsSpec, intermediate: int) -> Callable[[int, LayerSpec], LayerSpec]:
     """Every `decoder_sparse_step`-th layer has experts, but for those of `mlp_only_layers`."""
     step = config.size("decoder_sparse_step", 1)
     dense = set(config.whole_numbers("mlp_only_layers") or ())
@@ -117,7 +123,7 @@ def _sparse(config: HfConfig, experts: ExpertsSpec, intermediate: int) -> Callab
     def adjust(number: int, layer: LayerSpec) -> LayerSpec:
         if number in dense or (number + 1) % step:
             return layer
-        block = replace(layer.feed_forward, intermediate=intermediate, experts=experts)
+        block = replace(layer.feed_forward, intermediate=intermediate, experts=chosen)
         return replace(layer, feed_forward=block)
 
     return adjust
@@ -127,16 +133,16 @@ def _sparse(config: HfConfig, experts: ExpertsSpec, intermediate: int) -> Callab
 def olmoe(config: HfConfig) -> Blueprint:
     """OLMoE: norms of all heads of q, of k, together."""
     bias = config.flag("attention_bias", default=False)
-    experts = _experts(config, normalised=config.flag("norm_topk_prob", default=False))
+    chosen = experts(config, normalised=config.flag("norm_topk_prob", default=False))
     return decoder(
         config,
-        {**LLAMA_NAMES, **QK_NORM_NAMES, **_QWEN_EXPERTS},
+        {**LLAMA_NAMES, **QK_NORM_NAMES, **QWEN_EXPERTS},
         context=4096,
         epsilon=1e-5,
         attention=partial(
             AttentionSpec, qkv_bias=bias, out_bias=bias, qk_norm="width", clip=config.number_or_none("clip_qkv")
         ),
-        feed_forward=partial(FeedForwardSpec, experts=experts),
+        feed_forward=partial(FeedForwardSpec, experts=chosen),
     )
 
 
@@ -155,14 +161,14 @@ def granite_moe(config: HfConfig) -> Blueprint:
             ),
         }
     )
-    experts = _experts(config, routing="chosen")
+    chosen = experts(config, routing="chosen")
     return decoder(
         config,
         {**LLAMA_NAMES, **names},
         context=2048,
         scale=config.number("attention_multiplier", 1.0),
         attention=partial(AttentionSpec, qkv_bias=bias, out_bias=bias),
-        feed_forward=partial(FeedForwardSpec, experts=experts),
+        feed_forward=partial(FeedForwardSpec, experts=chosen),
         layer=partial(LayerSpec, residual_scale=config.number("residual_multiplier", 1.0)),
         model=partial(
             ModelSpec,
@@ -209,7 +215,7 @@ def gpt_oss(config: HfConfig) -> Blueprint:
             "layers.{n}.feed_forward.experts.down.bias": Part(f"{block}.down_proj_bias", stacked=True),
         }
     )
-    experts = _experts(config, routing="chosen", router_bias=True)
+    chosen = experts(config, routing="chosen", router_bias=True)
     return decoder(
         config,
         {**LLAMA_NAMES, **names},
@@ -221,6 +227,6 @@ def gpt_oss(config: HfConfig) -> Blueprint:
         window=window,
         attention=partial(AttentionSpec, qkv_bias=bias, out_bias=bias, sinks=True),
         feed_forward=lambda intermediate, activation: FeedForwardSpec(  # noqa: ARG005 - its own activation
-            intermediate, "swiglu_clamped", bias=True, experts=experts
+            intermediate, "swiglu_clamped", bias=True, experts=chosen
         ),
     )

@@ -1,14 +1,15 @@
-"""Gemma 1 to 3: norm weights stored less 1, embeddings scaled, soft caps, windows."""
+"""Gemma 1 to 4: embeddings scaled, soft caps, windows; up to the third, norm weights are stored less 1."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from engine.errors import ModelFolderError
+from engine.errors import ModelFolderError, UnsupportedModelError
 from engine.models.blueprint import FULL, SLIDING, Blueprint, decoder, family, layer_kinds
 from engine.models.families.llama import LLAMA_NAMES
-from engine.models.hf_config import HARMLESS, HfConfig
+from engine.models.hf_config import HARMLESS, HfConfig, shown
 from engine.models.names import Names, Part, table
 from engine.models.spec import AttentionSpec, LayerSpec, ModelSpec
 
@@ -164,4 +165,133 @@ def _gemma2(
         attention=attention,
         layer=partial(LayerSpec, norms="both"),
         model=model,
+    )
+
+
+_LAYER = "model.layers.{n}"
+_VALUES = "model.layers.{n}.self_attn.v_proj"
+_KEYS = "model.layers.{n}.self_attn.k_proj"
+_GEMMA4_NAMES: Names = {
+    **LLAMA_NAMES,
+    **table(
+        {
+            "layer_inputs": "model.embed_tokens_per_layer.weight",
+            "layer_inputs.of_embedding": "model.per_layer_model_projection.weight",
+            "layer_inputs.norm": "model.per_layer_projection_norm.weight",
+            # Where there is no matrix for values, the keys before their norm are the values.
+            "layers.{n}.attention.qkv": (
+                f"{_LAYER}.self_attn.q_proj.weight",
+                f"{_KEYS}.weight",
+                Part(f"{_VALUES}.weight", otherwise=Part(f"{_KEYS}.weight")),
+            ),
+            "layers.{n}.attention.q": f"{_LAYER}.self_attn.q_proj.weight",
+            "layers.{n}.attention.q_norm": f"{_LAYER}.self_attn.q_norm.weight",
+            "layers.{n}.attention.k_norm": f"{_LAYER}.self_attn.k_norm.weight",
+            "layers.{n}.attention.post_norm": f"{_LAYER}.post_attention_layernorm.weight",
+            "layers.{n}.feed_forward.norm": f"{_LAYER}.pre_feedforward_layernorm.weight",
+            "layers.{n}.feed_forward.post_norm": f"{_LAYER}.post_feedforward_layernorm.weight",
+            "layers.{n}.input.gate": f"{_LAYER}.per_layer_input_gate.weight",
+            "layers.{n}.input.out": f"{_LAYER}.per_layer_projection.weight",
+            "layers.{n}.input.post_norm": f"{_LAYER}.post_per_layer_input_norm.weight",
+            "layers.{n}.scale": f"{_LAYER}.layer_scalar",
+        }
+    ),
+}
+
+
+@family(("Gemma4ForCausalLM", "gemma4_text"))
+def gemma4(config: HfConfig) -> Blueprint:
+    """Gemma 4 without experts: wider heads where everything is seen, whose keys and values late layers share."""
+    if config.flag("enable_moe_block", default=False):
+        raise UnsupportedModelError(
+            f"enable_moe_block = true ({config.where}) is not supported: experts beside a block for every token"
+        )
+    for unused in ("num_experts", "top_k_experts", "moe_intermediate_size", "per_layer_config"):
+        config.ignore(unused)
+    toward = config.text("use_bidirectional_attention")
+    if toward not in {None, "vision"}:  # parts of pictures see each other, but there are none
+        raise UnsupportedModelError(f"use_bidirectional_attention = {shown(toward)} ({config.where}) is not supported")
+    config.must("attention_bias", allowed=False)
+    config.flag("attention_k_eq_v", default=False)
+    config.spell(hidden_act="hidden_activation")
+    count, window = config.size("num_hidden_layers"), config.size("sliding_window", 512)
+    wanted = layer_kinds(config, lambda number: SLIDING if (number + 1) % 6 else FULL, window)
+    kinds = [FULL if number + 1 == count else wanted(number) for number in range(count)]
+    wide, wide_heads = (
+        config.size("global_head_dim", 512),
+        config.size_or_none("num_global_key_value_heads", absent=None),
+    )
+    if not config.values.get("attention_k_eq_v"):
+        wide_heads = None
+    shared = config.size("num_kv_shared_layers", 0, least=0)
+    sources = {kind: number for number, kind in enumerate(kinds[: count - shared])}
+    if shared and set(kinds) - sources.keys():
+        raise ModelFolderError(f"num_kv_shared_layers = {shared} ({config.where}) leaves layers without keys")
+    doubled = config.flag("use_double_wide_mlp", default=False)
+    inputs = config.size("hidden_size_per_layer_input", 256, least=0)
+    if inputs:
+        config.must("vocab_size_per_layer_input", allowed=config.size("vocab_size"))
+    else:
+        config.ignore("vocab_size_per_layer_input")
+
+    def adjust(number: int, layer: LayerSpec) -> LayerSpec:
+        changes: dict[str, Any] = {}
+        assert layer.attention is not None
+        rope = layer.attention.rope
+        if kinds[number] == FULL and rope is not None:
+            changes = {"head_dim": wide, "rope": replace(rope, dim=wide)}
+            changes |= {} if wide_heads is None else {"kv_heads": wide_heads}
+        if number >= count - shared:
+            changes |= {"keys_of": sources[kinds[number]], "value_norm": False}
+            if doubled:
+                block = replace(layer.feed_forward, intermediate=2 * layer.feed_forward.intermediate)
+                layer = replace(layer, feed_forward=block)
+        return layer.attending(**changes)
+
+    late = "|".join(map(str, range(count - shared, count)))
+    return decoder(
+        config,
+        _GEMMA4_NAMES,
+        context=131072,
+        head_dim=256,
+        kinds=lambda number: kinds[number],
+        window=window,
+        scale=1.0,
+        act="gelu_pytorch_tanh",
+        tied=True,
+        attention=partial(AttentionSpec, qk_norm="head", value_norm=True),
+        layer=partial(LayerSpec, norms="both", scaled=True),
+        model=partial(
+            ModelSpec,
+            embedding_scale=config.size("hidden_size") ** 0.5,
+            logit_softcap=config.number_or_none("final_logit_softcapping"),
+            layer_inputs=inputs or None,
+        ),
+        adjust=adjust,
+        ignored=rf"(.+\.)?layers\.({late})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\." if shared else "",
+    )
+
+
+@family(("Gemma4ForConditionalGeneration", "gemma4"))
+def gemma4_with_pictures(config: HfConfig) -> Blueprint:
+    """Gemma 4 with towers for pictures and sound, of which the text part is used."""
+    text = config.nested("text_config")
+    if text is None:
+        raise ModelFolderError(f"{config.where} does not say text_config")
+    for key in config.values:
+        if key.endswith(("_token_id", "_token_index")) or key == "vision_soft_tokens_per_image":
+            config.ignore(key)
+    for tower in ("vision_config", "audio_config"):
+        config.nested(tower)
+    tied = config.flag("tie_word_embeddings", default=True)
+    text = HfConfig({"tie_word_embeddings": tied, **text.values}, text.where)
+    text.architecture = config.architecture
+    blueprint = gemma4(text)
+    text.close(config.architecture, HARMLESS)
+    config.notices.extend(["of the model, which also sees and hears, the text part is used", *text.notices])
+    towers = r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio|multi_modal_projector)\."
+    return replace(
+        blueprint,
+        spellings=(("model.language_model.", ""), ("language_model.model.", "language_model.")),
+        ignored="|".join(part for part in (towers, blueprint.ignored) if part),
     )
