@@ -25,6 +25,7 @@ from engine.core.operations import PAGE_TOKENS
 from engine.core.pages import PagePool
 from engine.core.quant import BLOCK_ROWS, FORMATS
 from engine.core.team import Team
+from engine.errors import UnsupportedModelError
 from engine.models.assignment import Assignment
 from engine.models.batch import Batch
 from engine.models.decoder import Decoder, Product, page_layout
@@ -57,6 +58,19 @@ class LayerModel(Protocol):
 
     def logits(self, x: Float32, first: int) -> Float32:
         """As `run` for the last layer, but of positions `first` and later the logits, float32 (rows, vocab_size)."""
+
+
+def check_layerwise(spec: ModelSpec) -> None:
+    """See that a layer needs nothing but what the one before gives.
+
+    Raises:
+        UnsupportedModelError: it needs more
+    """
+    if spec.is_recurrent or spec.layer_inputs is not None or any(each.keys_of is not None for each in spec.attentions):
+        raise UnsupportedModelError(
+            f"{spec.family} cannot be run layer by layer, as fitting to a text does; "
+            "convert it with the level plain and without a text"
+        )
 
 
 def layer_tensors(spec: ModelSpec, number: int) -> list[TensorSpec]:
@@ -147,6 +161,7 @@ class FloatModel:
     """
 
     def __init__(self, source: Source, kernels: Kernels, team: Team, tokens: int, *, head_rows: int = 0) -> None:
+        check_layerwise(source.spec)
         self.spec, self.source = source.spec, source
         self._kernels, self._team, self._tokens, self._head_rows = kernels, team, tokens, head_rows
         self._assignments = {assignment.tensor.name: assignment for assignment in source.assignments}
@@ -247,6 +262,7 @@ class PackedModel:
     def __init__(
         self, spec: ModelSpec, weights: Weights, team: Team, tokens: int, *, head_rows: int = 0, kv: KvDtype = "int8"
     ) -> None:
+        check_layerwise(spec)
         self.spec, self.weights = spec, weights
         self._team, self._tokens, self._head_rows, self._kv = team, tokens, head_rows, kv
         self._stage: _Stage | None = None
