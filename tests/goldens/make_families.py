@@ -1114,7 +1114,9 @@ CASES: dict[str, Case] = {
     "gemma4_pictures": _beside_towers(
         "Gemma4ForConditionalGeneration",
         "gemma4",
-        published(..., "gemma4_text", **GEMMA4 | {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 0}),
+        published(
+            ..., "gemma4_text", **GEMMA4 | {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB}
+        ),
         {"model.vision_tower.std_bias": (32,), "model.embed_vision.embedding_projection.weight": (HIDDEN, 32)},
         "Gemma4ForCausalLM",
     ),
