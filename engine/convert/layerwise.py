@@ -33,7 +33,7 @@ from engine.models.spec import ModelSpec, TensorSpec
 from engine.models.weights import VECTOR, MemoryWeights, Tensor, Weights
 from engine.settings import KvDtype
 
-__all__ = ["Float32", "FloatModel", "LayerModel", "PackedModel", "layer_of", "layer_tensors"]
+__all__ = ["Float32", "FloatModel", "LayerModel", "PackedModel", "check_layerwise", "layer_of", "layer_tensors"]
 
 Float32 = NDArray[np.float32]
 Observer = Callable[[str, Float32, int], None]
