@@ -107,7 +107,8 @@ def test_both_spellings_of_a_configuration_are_one_model(case):
     _, meta = goldens.golden(case)
     spec = recognise(meta["config"]).spec
     if meta["resaved"] is not None:
-        again = {key: value for key, value in meta["resaved"].items() if value is not None}
+        # A null that the published file has, too, says something: no inner vector of queries, for example.
+        again = {key: value for key, value in meta["resaved"].items() if value is not None or key in meta["config"]}
         assert recognise(again | {"architectures": meta["config"]["architectures"]}).spec == spec
     assert type(spec).from_json(spec.to_json()) == spec
 

@@ -206,7 +206,7 @@ def gemma4(config: HfConfig) -> Blueprint:
         raise UnsupportedModelError(
             f"enable_moe_block = true ({config.where}) is not supported: experts beside a block for every token"
         )
-    for unused in ("num_experts", "top_k_experts", "moe_intermediate_size", "per_layer_config"):
+    for unused in ("num_experts", "top_k_experts", "moe_intermediate_size"):
         config.ignore(unused)
     toward = config.text("use_bidirectional_attention")
     if toward not in {None, "vision"}:  # parts of pictures see each other, but there are none
@@ -223,6 +223,12 @@ def gemma4(config: HfConfig) -> Blueprint:
     )
     if not config.values.get("attention_k_eq_v"):
         wide_heads = None
+    # Written again by transformers, a configuration says the same layer by layer.
+    by_layer = config.nested("per_layer_config")
+    for number in [number for number in range(count) if kinds[number] == FULL]:
+        own = None if by_layer is None else by_layer.nested(str(number))
+        if own is not None:
+            wide, wide_heads = own.size("head_dim", wide), own.size_or_none("num_key_value_heads", absent=wide_heads)
     shared = config.size("num_kv_shared_layers", 0, least=0)
     sources = {kind: number for number, kind in enumerate(kinds[: count - shared])}
     if shared and set(kinds) - sources.keys():
