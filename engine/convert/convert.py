@@ -110,6 +110,8 @@ def convert(
 def quantised_in_memory(source: Source, conversion: Conversion) -> Generator[Progress, None, ModelSource]:
     """The model with its weights packed in memory; every Progress is a place to stop.
 
+    Each weight is rounded by itself: fitting to a text takes minutes, which only a file is worth.
+
     Raises:
         ModelFolderError, SettingError: as for `convert`
         ResourceError: there is not the memory
