@@ -1,4 +1,4 @@
-"""The table of what files lose: one pass for all, the document by sections, a control off the grid."""
+"""The table of what files lose: one pass for all, the document by sections, a control with noise."""
 
 from __future__ import annotations
 
