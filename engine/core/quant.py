@@ -211,7 +211,7 @@ class Format(ABC):
     ) -> None:
         """Pack padded rows (of whole blocks, C-contiguous) into views of their place in the parts.
 
-        importance: float32 (padded cols,), 0 for padding
+        importance: float32 (padded cols,), 1 for padding
         """
 
     @abstractmethod
@@ -279,8 +279,10 @@ class Layout:
             InputError: a weight is not finite or does not fit the format
         """
         self._check_slice(weights.shape, first_row)
-        weighing = np.zeros(self.padded_cols, np.float32)
-        weighing[: self.cols] = 1 if importance is None else importance
+        # Padding counts like a column of zeros: it is to stay 0.
+        weighing = np.ones(self.padded_cols, np.float32)
+        if importance is not None:
+            weighing[: self.cols] = importance
         step = max(BLOCK_ROWS, _CHUNK_ELEMENTS // self.padded_cols // BLOCK_ROWS * BLOCK_ROWS)
         for start in range(0, weights.shape[0], step):
             chunk = weights[start : start + step]
