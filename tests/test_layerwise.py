@@ -11,6 +11,7 @@ from engine.convert.recipe import conversion_for
 from engine.convert.source import open_source
 from engine.core.library import prepared_kernels
 from engine.core.team import Team
+from engine.errors import UnsupportedModelError
 from engine.progress import finish
 from tests.goldens import families as goldens
 from tests.test_decoder import runner  # noqa: F401 - a fixture
@@ -18,6 +19,9 @@ from tests.workbench import same_bits
 
 TOKENS = 150
 CASES = goldens.cases()
+REFUSED = [case for case in CASES if case.startswith(("lfm2", "qwen3_5", "qwen3_next"))]
+REFUSED += ["gemma4_shared", "gemma4_pictures"]
+"""A layer of these wants more than what the layer before gives."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,12 @@ def test_float_layers_are_the_model(machinery, tmp_path, case):
     """Every family, by the goldens of transformers."""
     arrays, _ = goldens.golden(case)
     kernels, team = machinery
-    model = FloatModel(open_source(goldens.write(tmp_path, case)), kernels, team, TOKENS, head_rows=TOKENS)
+    source = open_source(goldens.write(tmp_path, case))
+    if case in REFUSED:
+        with pytest.raises(UnsupportedModelError, match="cannot be run layer by layer"):
+            FloatModel(source, kernels, team, TOKENS, head_rows=TOKENS)
+        return
+    model = FloatModel(source, kernels, team, TOKENS, head_rows=TOKENS)
     found = logits(model, arrays["ids"][:TOKENS].astype(np.int32))
     expected = arrays["logits"][:TOKENS]
     assert np.abs(found[:, arrays["columns"]] - expected).max() <= 1e-3 * expected.std()
