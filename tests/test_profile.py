@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine.progress import finish
+from engine.runtime.memories import Alternation
 from engine.runtime.profile import _batch, profile
 from tests import factory
 from tests.fakes import ready
@@ -24,9 +25,10 @@ def test_every_operation_of_every_layer_is_timed_and_answers_stay_the_same(tmp_p
     with ready(factory.make(tmp_path / "toy"), context=128, threads=1) as model:
         free = model.pages.available
         table = np.array([[0, 1]], np.int32)
-        before = model.decoder.forward(_batch(table, 0, 70)).copy()
+        memory = Alternation(model.memories)
+        before = model.decoder.forward(_batch(table, 0, 70, memory)).copy()
         found = finish(profile(model, depth=40, prompt_tokens=70))
-        assert np.array_equal(model.decoder.forward(_batch(table, 0, 70)), before)
+        assert np.array_equal(model.decoder.forward(_batch(table, 0, 70, memory)), before)
         assert model.pages.available == free
     assert set(found) == {"decode", "prefill"}
     for rows in found.values():
