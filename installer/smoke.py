@@ -181,7 +181,7 @@ def check_contents(trial: Trial) -> None:
 
 
 def check_command_line(trial: Trial) -> None:
-    """Version, diagnosis, one answer twice, which is the same and compiles nothing; a conversion."""
+    """Version, diagnosis, one answer twice, which is the same; a conversion; parts; nothing compiled, nobody called."""
     expect("inglenook" in trial.call("--version"), "--version names no program")
     facts = trial.answer("diagnose")
     expect(bool(facts["cpu"]["tiers"]), "no tier was found")
@@ -199,6 +199,12 @@ def check_command_line(trial: Trial) -> None:
     expect(
         bool(trial.answer("run", str(out), QUESTION, "--max-tokens", "8", "--temperature", "0")["text"]), "no answer"
     )
+    trial.call("split", str(out), "-o", str(trial.home / "stick"), "--part-mb", "40")
+    back = trial.home / "back.nook"
+    trial.call("join", str(trial.home / "stick"), "-o", str(back))
+    expect(back.read_bytes() == out.read_bytes(), "a model that was split and joined is another one")
+    network = trial.answer("diagnose", "--network")["network"]
+    expect(network["offline"] and network["answered"] > 0, f"the network is reached for: {network}")
     expect_nothing_compiled(trial)
 
 
