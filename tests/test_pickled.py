@@ -218,6 +218,15 @@ def test_a_file_that_was_cut_short_is_said_to_be(part, write, tmp_path):
         read_pickled(path)
 
 
+def test_an_archive_that_lost_a_piece_in_the_middle_is_damaged(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    write_archive(path, {"w": MATRIX})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:40] + whole[240:])  # the directory at the end now points before the beginning
+    with pytest.raises(ModelFolderError, match="beyond its ends"):
+        read_pickled(path)
+
+
 def test_pointers_and_pages_are_told_apart(tmp_path):
     path = tmp_path / "pytorch_model.bin"
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")

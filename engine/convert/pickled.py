@@ -138,8 +138,8 @@ def _archive(path: Path, file: BufferedReader, size: int) -> tuple[Any, Mapping[
         if member.compress_type != zipfile.ZIP_STORED or header[:4] != b"PK\x03\x04" or member.flag_bits & 1:
             raise _damaged(path, f"{name[:80]} in it is compressed or encrypted")
         begin = member.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
-        if begin + member.file_size > size:
-            raise _damaged(path, f"{name[:80]} in it goes beyond its end")
+        if member.header_offset < 0 or begin + member.file_size > size:
+            raise _damaged(path, f"{name[:80]} in it goes beyond its ends")
         places[name] = (begin, begin + member.file_size)
     if "byteorder" in places and _read(file, *places["byteorder"]) != b"little":
         raise UnsupportedModelError(f"{path.name} was written on a big-endian computer, which is not read")
