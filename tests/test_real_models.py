@@ -123,6 +123,20 @@ def test_logits(model, name, golden_name):
     assert np.array_equal(logits.argmax(axis=1), values["argmax"])
 
 
+@pytest.mark.parametrize("path", ["gemma3-270m", "gguf/gemma3-270m.gguf"])
+def test_gemma_goes_on_with_a_text_as_the_reference_does(path, compiled_kernels):
+    """A base model: norms stored less 1, windows, two rotary bases; from its folder and from the GGUF file of it."""
+    found = models_folder() / path
+    if not found.exists():
+        pytest.skip(f"{found} is not there")
+    with engine.AutoModel.from_pretrained(found, max_seq_len=512, dtype="f32") as model:
+        for want in golden("continue", "gemma3-270m")["continuations"].values():
+            assert model.tokenizer.encode(want["prompt"]) == want["prompt_ids"]
+            done = answer(model, want["prompt"], max_tokens=len(want["ids"]))
+            assert list(done.token_ids) == want["ids"][: len(done.token_ids)]
+            assert len(done.token_ids) >= len(want["ids"]) - want["stopped"]
+
+
 @pytest.mark.parametrize("which", ["english", "chinese", "code"])
 def test_greedy_answers(model, golden_name, which):
     """64 tokens, or fewer where the model ends: the very ids, and the text."""

@@ -279,14 +279,16 @@ def greedy(model: Any, prompt_ids: list[int], ends: list[int], count: int) -> tu
 
 
 def make_continue(given: argparse.Namespace) -> None:
-    """Greedy answers of a real model."""
+    """Greedy answers of a real model; without a chat template, what follows the last message as a plain text."""
+    settings = json.loads((given.folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    chats = "chat_template" in settings or (given.folder / "chat_template.jinja").exists()
     tokenizer, model = load_tokenizer(given.folder), load_model(given.folder)
     ends = json.loads((given.folder / "generation_config.json").read_text(encoding="utf-8"))["eos_token_id"]
     ends = ends if isinstance(ends, list) else [ends]
     continuations = {}
     for key, messages in CHAT_PROMPTS.items():
-        prompt = render_chat(given.folder, messages)
-        prompt_ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+        prompt = render_chat(given.folder, messages) if chats else messages[-1]["content"]
+        prompt_ids = tokenizer.encode(prompt, add_special_tokens=not chats).ids
         ids, margins = greedy(model, prompt_ids, ends, NEW_TOKENS)
         continuations[key] = {
             "messages": messages,
