@@ -104,16 +104,21 @@ def _repeated(child: subprocess.Popen[str]) -> Iterator[str]:
     reader = threading.Thread(target=_forward, args=(child.stdout, lines), name="compiler-output", daemon=True)
     reader.start()
     latest = ""
-    while True:
-        try:
-            line = lines.get(timeout=_BEAT_S)
-        except queue.Empty:
-            line = latest
-        if line is None:
-            break
-        latest = line
-        yield latest
-    reader.join()
+    try:
+        while True:
+            try:
+                line = lines.get(timeout=_BEAT_S)
+            except queue.Empty:
+                line = latest
+            if line is None:
+                break
+            latest = line
+            yield latest
+    except BaseException:
+        child.kill()
+        raise
+    finally:
+        reader.join()  # before anybody closes what it reads
     child.wait()
 
 

@@ -36,7 +36,7 @@ __all__ = ["ExhaustedError", "RaisedError", "Sandbox"]
 # messages at each one: a thousand take two seconds then.
 _MOST_CPU_S = 1.0
 _MOST_CPU_PER_MESSAGE_S = 0.006
-_MOST_CPU_PER_CHARACTER_S = 1e-6
+_MOST_CPU_PER_CHARACTER_S = 4e-6
 _MOST_WAIT = 3
 _STEPS_PER_CHECK = 32
 # Characters of one string, and of all strings made in one rendering, besides what the conversation itself holds.

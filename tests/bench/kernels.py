@@ -216,9 +216,9 @@ class Bench:
             figures.extend(self._figure(work, case, tokens, program, state) for work in works(program, tokens))
             return True
 
-        decoder._run = instead
+        decoder._execute = instead
         decoder.forward(_batch(tokens, depth))
-        decoder._run = self._team.run
+        decoder._execute = self._team.run
         return figures
 
     def _figure(
