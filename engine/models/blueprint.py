@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from engine.errors import ModelFolderError, UnsupportedModelError
@@ -27,6 +28,7 @@ __all__ = [
     "family",
     "layer_kinds",
     "recognise",
+    "text_part",
 ]
 
 FULL = "full_attention"
@@ -130,6 +132,38 @@ def recognise(values: Mapping[str, Any], where: str = "config.json") -> Blueprin
     blueprint = found.read(config)
     config.close(found.architecture, HARMLESS)
     return replace(blueprint, notices=tuple(config.notices))
+
+
+def text_part(
+    config: HfConfig,
+    read: Reader,
+    *,
+    tied: bool,
+    also: str = "sees pictures",
+    usual: Mapping[str, Any] = MappingProxyType({}),
+) -> Blueprint:
+    """The text model in one that takes in other things, too; its notices go to the whole.
+
+    What is written beside `text_config` is about the other towers and their tokens, but for tied embeddings.
+
+    read: reads the text model
+    tied: what holds for embeddings where nothing is said
+    also: what the whole model does besides, as people say it
+    usual: values of the text model that are left unsaid
+
+    Raises:
+        ModelFolderError, UnsupportedModelError: as `recognise`
+    """
+    inner = config.nested("text_config")
+    if inner is None:
+        raise ModelFolderError(f"{config.where} does not say text_config")
+    together = config.flag("tie_word_embeddings", default=tied)
+    text = HfConfig({**usual, "tie_word_embeddings": together, **inner.values}, inner.where)
+    text.architecture = config.architecture
+    blueprint = read(text)
+    text.close(config.architecture, HARMLESS)
+    config.notices.extend([f"of the model, which also {also}, the text part is used", *text.notices])
+    return blueprint
 
 
 def _family_of(config: HfConfig) -> _Family:

@@ -44,9 +44,7 @@ def logits(
         )
     size = model.pages.layout.tokens
     needed = -(-tokens.size // size)
-    if model.pages.available < needed:
-        raise ResourceError("the memory for texts is taken by answers on their way; try again when they have ended")
-    if model.memories is not None and model.memories.available < 2:
+    if model.pages.available < needed or (model.memories is not None and model.memories.available < 2):
         raise ResourceError("the memory for texts is taken by answers on their way; try again when they have ended")
     pages = [model.pages.take() for _ in range(needed)]
     memory = Alternation(model.memories)

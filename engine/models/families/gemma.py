@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from engine.errors import ModelFolderError, UnsupportedModelError
-from engine.models.blueprint import FULL, SLIDING, Blueprint, decoder, family, layer_kinds
+from engine.models.blueprint import FULL, SLIDING, Blueprint, decoder, family, layer_kinds, text_part
 from engine.models.families.llama import LLAMA_NAMES
-from engine.models.hf_config import HARMLESS, HfConfig, shown
+from engine.models.hf_config import HfConfig, shown
 from engine.models.names import Names, Part, table
 from engine.models.spec import AttentionSpec, LayerSpec, ModelSpec
 
@@ -110,21 +110,11 @@ def gemma3(config: HfConfig) -> Blueprint:
 @family(("Gemma3ForConditionalGeneration", "gemma3"))
 def gemma3_with_pictures(config: HfConfig) -> Blueprint:
     """Gemma 3 with a vision tower, of which the text part is used."""
-    text = config.nested("text_config")
-    if text is None:
-        raise ModelFolderError(f"{config.where} does not say text_config")
-    # What is written beside text_config holds for the vision tower and its tokens.
     for key in ("boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image"):
         config.size_or_none(key, absent=None)
     config.nested("vision_config")
-    tied = config.flag("tie_word_embeddings", default=True)
-    text = HfConfig({**_USUAL_SIZES, "tie_word_embeddings": tied, **text.values}, text.where)
-    text.architecture = config.architecture
-    blueprint = gemma3(text)
-    text.close(config.architecture, HARMLESS)
-    config.notices.extend(["of the model, which also sees pictures, the text part is used", *text.notices])
     return replace(
-        blueprint,
+        text_part(config, gemma3, tied=True, usual=_USUAL_SIZES),
         spellings=(("language_model.model.", "language_model."), ("model.language_model.", "")),
         ignored=r"(model\.)?(vision_tower|multi_modal_projector)\.",
     )
@@ -281,20 +271,12 @@ def gemma4(config: HfConfig) -> Blueprint:
 @family(("Gemma4ForConditionalGeneration", "gemma4"))
 def gemma4_with_pictures(config: HfConfig) -> Blueprint:
     """Gemma 4 with towers for pictures and sound, of which the text part is used."""
-    text = config.nested("text_config")
-    if text is None:
-        raise ModelFolderError(f"{config.where} does not say text_config")
     for key in config.values:
         if key.endswith(("_token_id", "_token_index")) or key == "vision_soft_tokens_per_image":
             config.ignore(key)
     for tower in ("vision_config", "audio_config"):
         config.nested(tower)
-    tied = config.flag("tie_word_embeddings", default=True)
-    text = HfConfig({"tie_word_embeddings": tied, **text.values}, text.where)
-    text.architecture = config.architecture
-    blueprint = gemma4(text)
-    text.close(config.architecture, HARMLESS)
-    config.notices.extend(["of the model, which also sees and hears, the text part is used", *text.notices])
+    blueprint = text_part(config, gemma4, tied=True, also="sees and hears")
     towers = r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio|multi_modal_projector)\."
     return replace(
         blueprint,

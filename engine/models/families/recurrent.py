@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from engine.errors import ModelFolderError
-from engine.models.blueprint import FULL, Blueprint, decoder, family, layer_kinds
+from engine.models.blueprint import FULL, Blueprint, decoder, family, layer_kinds, text_part
 from engine.models.families.experts import experts, parts_of_experts, sparse
 from engine.models.families.llama import LLAMA_NAMES
-from engine.models.hf_config import HARMLESS, HfConfig
+from engine.models.hf_config import HfConfig
 from engine.models.names import Names, Part, table
 from engine.models.spec import AttentionSpec, ConvolutionSpec, DeltaSpec, FeedForwardSpec, LayerSpec
 
@@ -309,30 +309,21 @@ def qwen3_5_moe(config: HfConfig) -> Blueprint:
 @family(("Qwen3_5ForConditionalGeneration", "qwen3_5"))
 def qwen3_5_with_pictures(config: HfConfig) -> Blueprint:
     """Qwen3.5 with a vision tower, of which the text part is used."""
-    return _text_part(config, qwen3_5)
+    return _with_pictures(config, qwen3_5)
 
 
 @family(("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"))
 def qwen3_5_moe_with_pictures(config: HfConfig) -> Blueprint:
     """The same with experts."""
-    return _text_part(config, qwen3_5_moe)
+    return _with_pictures(config, qwen3_5_moe)
 
 
-def _text_part(config: HfConfig, read: Callable[[HfConfig], Blueprint]) -> Blueprint:
-    text = config.nested("text_config")
-    if text is None:
-        raise ModelFolderError(f"{config.where} does not say text_config")
+def _with_pictures(config: HfConfig, read: Callable[[HfConfig], Blueprint]) -> Blueprint:
     for key in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"):
         config.size_or_none(key, absent=None)
     config.nested("vision_config")
-    tied = config.flag("tie_word_embeddings", default=False)
-    text = HfConfig({"tie_word_embeddings": tied, **text.values}, text.where)
-    text.architecture = config.architecture
-    blueprint = read(text)
-    text.close(config.architecture, HARMLESS)
-    config.notices.extend(["of the model, which also sees pictures, the text part is used", *text.notices])
     return replace(
-        blueprint,
+        text_part(config, read, tied=False),
         spellings=(("model.language_model.", ""), ("language_model.model.", "language_model.")),
         ignored=r"mtp\.|(model\.)?visual\.",
     )
